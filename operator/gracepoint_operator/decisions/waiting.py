@@ -121,7 +121,7 @@ class StartWait:
 
 
 @dataclasses.dataclass(frozen=True)
-class Said:
+class EventSaid:
     """An Event on one object."""
 
     reason: str
@@ -168,7 +168,7 @@ def blocked_since(shown: Iterable[StartWait]) -> float | None:
     return min((wait.since for wait in shown if wait.kind not in ORDINARY and wait.since is not None), default=None)
 
 
-def explained(wait: StartWait, events: Iterable[Said]) -> StartWait:
+def explained(wait: StartWait, events: Iterable[EventSaid]) -> StartWait:
     """Returns the wait with what the newest Event says of it that is about a failure to start.
 
     Args:

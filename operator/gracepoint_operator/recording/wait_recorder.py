@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.decisions import waiting
-from gracepoint_operator.decisions.waiting import NAMED_AFTER_S, Said, StartWait, WaitKind
+from gracepoint_operator.decisions.waiting import NAMED_AFTER_S, EventSaid, StartWait, WaitKind
 from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.kube.objects import parse_time, text
@@ -43,7 +43,7 @@ _ASKED = 3
 
 
 @dataclasses.dataclass
-class _Known:
+class _WaitingGang:
     """What is known of one gang that waits.
 
     Attributes:
@@ -60,7 +60,7 @@ class _Known:
     workload: Workload
     first_at: dict[WaitKind, float] = dataclasses.field(default_factory=dict)
     named: tuple[StartWait, ...] = ()
-    said: dict[WaitKind, tuple[Said, ...]] = dataclasses.field(default_factory=dict)
+    said: dict[WaitKind, tuple[EventSaid, ...]] = dataclasses.field(default_factory=dict)
     asked_at: float = 0.0
     shown: tuple[StartWait, ...] = ()
     told: str = ""
@@ -99,7 +99,7 @@ class WaitRecorder:
         self._events = events
         self._metrics = metrics
         self._clock = clock
-        self._known: dict[str, _Known] = {}  # by the workload's UID
+        self._known: dict[str, _WaitingGang] = {}  # by the workload's UID
         self._ended: dict[str, tuple[Workload, str]] = {}  # of what an Event has to say that it is over
         self._oldest: dict[WaitKind, float] = {}  # since when the gang waits that waits longest
         for kind in WaitKind:
@@ -118,7 +118,7 @@ class WaitRecorder:
             self._end(gang, known)
             return None
         if known is None:
-            known = self._known[workload.uid] = _Known(workload)
+            known = self._known[workload.uid] = _WaitingGang(workload)
         known.workload = workload
         pause_s = len(gang.pods) * _PER_POD_S
         known.rests_until = now + pause_s if pause_s > _AT_ONCE_S else 0.0
@@ -142,10 +142,10 @@ class WaitRecorder:
     async def close(self, timeout_s: float) -> None:
         await self._write_queue.close(timeout_s)
 
-    def _dated(self, wait: StartWait, known: _Known, now: float) -> StartWait:
+    def _dated(self, wait: StartWait, known: _WaitingGang, now: float) -> StartWait:
         return dataclasses.replace(wait, since=known.first_at.setdefault(wait.kind, now))
 
-    def _end(self, gang: GangSnapshot, known: _Known | None) -> None:
+    def _end(self, gang: GangSnapshot, known: _WaitingGang | None) -> None:
         """The gang waits for nothing. What another replica wrote, which is gone by now, may say otherwise."""
         workload, uid = gang.workload, gang.workload_uid
         if known is not None:
@@ -160,7 +160,7 @@ class WaitRecorder:
                 self._policy_writer.goodput.unblocked(uid, self._clock())
             self._put_on_preemption(workload, ())
 
-    def _show(self, known: _Known) -> None:
+    def _show(self, known: _WaitingGang) -> None:
         """Shows the waits that are named, and no others."""
         for kind in known.said.keys() - {wait.kind for wait in known.named}:
             del known.said[kind]
@@ -241,7 +241,7 @@ class WaitRecorder:
             )
             await self._events.post_on(known.workload, waiting.note(known.shown, now), episode)
 
-    async def _asked(self, namespace: str, uid: str, wait: StartWait) -> tuple[Said, ...]:
+    async def _asked(self, namespace: str, uid: str, wait: StartWait) -> tuple[EventSaid, ...]:
         """What Events say of a wait, or Kueue of a suspension. Empty: nothing, or they cannot be read."""
         try:
             if wait.kind is WaitKind.SUSPENDED:
@@ -253,19 +253,19 @@ class WaitRecorder:
             log.warning("could not read why a gang waits", extra=seldom(wait.kind, workload_uid=uid, error=str(error)))
             return ()
 
-    async def _queued(self, uid: str) -> tuple[Said, ...]:
+    async def _queued(self, uid: str) -> tuple[EventSaid, ...]:
         """Why Kueue does not admit a workload."""
         for namespace, name in self._cache.suspensions.queue_entries(uid):
             body = await self._api.get(await self._api.preferred(objects.KUEUE_WORKLOADS), namespace, name)
             with reading("a Workload of Kueue"):
                 for item in (body.get("status") or {}).get("conditions") or ():
                     if item.get("type") == waiting.QUOTA_RESERVED and item.get("status") == "False":
-                        return (Said(waiting.QUOTA_RESERVED, text(item.get("message") or ""), 0.0),)
+                        return (EventSaid(waiting.QUOTA_RESERVED, text(item.get("message") or ""), 0.0),)
         return ()
 
 
-def _said(event: JsonObject) -> Said:
+def _said(event: JsonObject) -> EventSaid:
     series = event.get("series") or {}
     times = (series.get("lastObservedTime"), event.get("deprecatedLastTimestamp"), event.get("eventTime"))
     at = max((parse_time(time) or 0.0 for time in times if time), default=0.0)
-    return Said(text(event.get("reason") or ""), text(event.get("note") or ""), at)
+    return EventSaid(text(event.get("reason") or ""), text(event.get("note") or ""), at)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gracepoint_operator.decisions import waiting
-from gracepoint_operator.decisions.waiting import Said, StartWait, WaitKind
+from gracepoint_operator.decisions.waiting import EventSaid, StartWait, WaitKind
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.objects import LONGEST_SAID
 from gracepoint_operator.workloads import JOBSETS, LONE_JOBS
@@ -151,31 +151,37 @@ def test_a_container_that_cannot_be_created_is_named(reason: str) -> None:
     ("event", "kind", "what"),
     [
         (
-            Said("FailedMount", "MountVolume.SetUp failed for volume data", NOW),
+            EventSaid("FailedMount", "MountVolume.SetUp failed for volume data", NOW),
             WaitKind.VOLUME,
             "a volume of process 1",
         ),
-        (Said("FailedAttachVolume", "Multi-Attach error", NOW), WaitKind.VOLUME, "a volume of process 1"),
+        (EventSaid("FailedAttachVolume", "Multi-Attach error", NOW), WaitKind.VOLUME, "a volume of process 1"),
         (
-            Said("FailedCreatePodSandBox", "failed to set up the network", NOW),
+            EventSaid("FailedCreatePodSandBox", "failed to set up the network", NOW),
             WaitKind.NETWORK,
             "the network of process 1",
         ),
-        (Said("FailedPrepareDynamicResources", "driver not found", NOW), WaitKind.DEVICE, "a device for process 1"),
-        (Said("Pulling", 'Pulling image "trainer:1"', NOW), WaitKind.START, "the start of process 1"),
+        (
+            EventSaid("FailedPrepareDynamicResources", "driver not found", NOW),
+            WaitKind.DEVICE,
+            "a device for process 1",
+        ),
+        (EventSaid("Pulling", 'Pulling image "trainer:1"', NOW), WaitKind.START, "the start of process 1"),
     ],
 )
-def test_events_say_what_a_container_that_is_being_created_waits_for(event: Said, kind: WaitKind, what: str) -> None:
+def test_events_say_what_a_container_that_is_being_created_waits_for(
+    event: EventSaid, kind: WaitKind, what: str
+) -> None:
     wait = the_wait(replaced(Scene(), pending(containerStatuses=[waits_with("ContainerCreating")])))
     assert (wait.kind, wait.ask) == (WaitKind.START, ("uid-pod-1-0",))
-    older = Said("FailedMount", "long ago", NOW - 1000)
-    explained = waiting.explained(wait, [event, older, Said("Scheduled", "assigned", NOW + 1)])
+    older = EventSaid("FailedMount", "long ago", NOW - 1000)
+    explained = waiting.explained(wait, [event, older, EventSaid("Scheduled", "assigned", NOW + 1)])
     assert (explained.kind, explained.what, explained.message) == (kind, what, event.message)
 
 
 def test_an_event_about_a_failure_that_is_over_does_not_count() -> None:
     wait = the_wait(replaced(Scene(), pending(containerStatuses=[waits_with("ContainerCreating")])))
-    events = [Said("FailedMount", "no such volume", NOW - 50), Said("Pulling", "Pulling image", NOW - 5)]
+    events = [EventSaid("FailedMount", "no such volume", NOW - 50), EventSaid("Pulling", "Pulling image", NOW - 5)]
     assert waiting.explained(wait, events).kind is WaitKind.START
 
 
@@ -249,7 +255,7 @@ def test_pods_that_are_not_made_are_named_with_what_the_jobs_event_says() -> Non
     assert (wait.kind, wait.what, wait.since) == (WaitKind.PODS, "pods of the Job train-workers-0: 1 of 2 exist", None)
     assert wait.ask == ("uid-job-0",)
     message = 'Error creating: pods "train-workers-0-1-x" is forbidden: exceeded quota: gpus'
-    events = [Said("SuccessfulCreate", "Created pod", NOW), Said("FailedCreate", message, NOW - 1)]
+    events = [EventSaid("SuccessfulCreate", "Created pod", NOW), EventSaid("FailedCreate", message, NOW - 1)]
     assert waiting.explained(wait, events).message == message
 
 
@@ -266,7 +272,7 @@ def test_a_suspension_is_named_with_what_kueue_says_and_nothing_else_is() -> Non
     scene.gone(objects.pod(1))
     wait = the_wait(scene)
     assert (wait.kind, wait.what) == (WaitKind.SUSPENDED, "the admission of the JobSet: it is suspended")
-    events = [Said("QuotaReserved", "couldn't assign flavors: insufficient quota for cpu", 0.0)]
+    events = [EventSaid("QuotaReserved", "couldn't assign flavors: insufficient quota for cpu", 0.0)]
     assert "insufficient quota" in waiting.explained(wait, events).message
 
 
