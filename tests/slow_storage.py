@@ -18,8 +18,6 @@ from typing import Any
 
 from gracepoint.checkpoint.storage.posix import PosixBackend
 
-_LOOK_EVERY_S = 0.005
-
 
 class SlowStorage:
     """See the module.
@@ -32,6 +30,7 @@ class SlowStorage:
         errno: With which every write fails; None: with none.
         only: What the path of a file has that goes through the gate; all others are as fast as they are.
         asked: Set when somebody has come to the gate.
+        look_every_s: After so many seconds who waits looks again whether its save is to go on.
     """
 
     def __init__(self, set_attribute: Callable[[Any, str, Any], None]) -> None:
@@ -39,6 +38,7 @@ class SlowStorage:
         self.errno: int | None = None
         self.only = ""
         self.asked = threading.Event()
+        self.look_every_s = 0.005
         self._gate = threading.Lock()
         self._write: Callable[..., int] = PosixBackend.write_large
         set_attribute(PosixBackend, "write_large", staticmethod(self._write_slowly))
@@ -55,7 +55,7 @@ class SlowStorage:
                     raise OSError(self.errno, os.strerror(self.errno), str(path))
                 if self.bytes_per_s == math.inf:
                     break
-                time.sleep(_LOOK_EVERY_S)
+                time.sleep(self.look_every_s)
                 now_s = time.monotonic()
                 passed_bytes += (now_s - last_s) * self.bytes_per_s
                 last_s = now_s

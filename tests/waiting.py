@@ -30,3 +30,16 @@ def until(holds: Callable[[], object], what: str | Callable[[], str], *, timeout
         if time.monotonic() > give_up_at_s:
             raise AssertionError(f"waited {timeout_s:g} s for: {what if isinstance(what, str) else what()}")
         time.sleep(_LOOK_EVERY_S)
+
+
+class PassingTime:
+    """In place of a module's ``time``: it passes when somebody sleeps, and at no other moment."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds

@@ -137,7 +137,7 @@ def build(
     arguments = {"BASE": base().name, **(build_args or {})}
     for name, value in arguments.items():
         options += ["--build-arg", f"{name}={value}"]
-    return _bud(canonical(tag), dockerfile, context, options)
+    return build_context(canonical(tag), dockerfile, context, options)
 
 
 def of_program(name: str, program: str, entrypoint: str = "") -> Image:
@@ -162,13 +162,14 @@ def _build_text(name: str, text: str, source: Path) -> Image:
         shutil.copy2(source, context / source.name)
         dockerfile = context / "Dockerfile"
         dockerfile.write_text(text)
-        image = _bud(name, dockerfile, context, [])
+        image = build_context(name, dockerfile, context, [])
         note.write_text(image.to_json())
         (context / source.name).unlink()
         return image
 
 
-def _bud(name: str, dockerfile: Path, context: Path, options: Sequence[str]) -> Image:
+def build_context(name: str, dockerfile: Path, context: Path, options: Sequence[str]) -> Image:
+    """Build an image from a folder, with ``buildah``."""
     with cache.lock("images"):
         id_file = cache.folder("tmp") / f"{os.getpid()}.iid"
         argv: list[str | Path] = ["bud", "--layers", "--tag", name, "--iidfile", id_file, "--file", dockerfile]

@@ -26,7 +26,7 @@ from tests.testcluster import cache
 from tests.testcluster.api import ClusterError
 from tests.testcluster.shell import run, say
 
-_MODULES = Path(__file__).parent / "parts"
+MODULES = Path(__file__).parent / "parts"
 _KUBERNETES = (
     "kube-apiserver",
     "kube-controller-manager",
@@ -66,9 +66,9 @@ class Part:
             ClusterError: The environment chooses a version that is not there.
         """
         chosen = self.other or os.environ.get(f"TESTCLUSTER_{self.name.upper()}", "")
-        folder = _MODULES / (f"{self.name}-{chosen}" if chosen else self.name)
+        folder = MODULES / (f"{self.name}-{chosen}" if chosen else self.name)
         if not folder.exists():
-            known = sorted(path.name for path in _MODULES.glob(f"{self.name}-*"))
+            known = sorted(path.name for path in MODULES.glob(f"{self.name}-*"))
             raise ClusterError(f"TESTCLUSTER_{self.name.upper()}={chosen}: found {known}, expected {folder.name}")
         return folder
 

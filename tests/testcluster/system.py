@@ -90,7 +90,7 @@ def examine() -> list[Finding]:
         _cni(),
         _debian_keys(),
         _cgroups(),
-        _cache_place(),
+        cache_place(),
         _overlay(),
     ]
 
@@ -193,7 +193,8 @@ def _cgroups() -> Finding:
     return _check(what, fix, lambda: all(os.access(root, os.W_OK) for root in roots), "not writable")
 
 
-def _cache_place() -> Finding:
+def cache_place() -> Finding:
+    """Whether nodes see the cache folder: some folders each node has for itself."""
     path = cache.folder()
     for private in _PRIVATE:
         if path.is_relative_to(private):

@@ -329,7 +329,10 @@ def _is_set_as_in_a_new_thread() -> bool:
 
     look()
     looking = threading.Thread(target=look, name="gracepoint-compile-looks", daemon=True)
-    looking.start()
+    try:
+        looking.start()
+    except RuntimeError:  # the system has no more threads
+        return False
     looking.join()
     return contexts[0] is not None and contexts[0] == contexts[1]
 

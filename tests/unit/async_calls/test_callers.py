@@ -419,8 +419,8 @@ def test_a_call_that_has_ended_counts_as_ended_if_its_worker_dies_with_the_next_
     out, pool, answered, go_on = tmp_path / "out", BlockPool(kept=0), threading.Event(), threading.Event()
     worker = WorkerProcess(pool, nice=0, idle=False, log_level=logging.WARNING, orphan_limit_s=1)
 
-    def hand_over(number: int) -> Future[None]:
-        block, header_bytes, _ = pack(functions.append, (str(out), str(number)), {}, pool)
+    def hand_over(number: int, function: Callable[..., None], *arguments: str) -> Future[None]:
+        block, header_bytes, _ = pack(function, arguments, {}, pool)
         return worker.send(number, block, header_bytes)
 
     def hold_up(_: Future[None]) -> None:
@@ -428,12 +428,13 @@ def test_a_call_that_has_ended_counts_as_ended_if_its_worker_dies_with_the_next_
         answered.set()
         go_on.wait(60)
 
-    hand_over(0).add_done_callback(hold_up)
+    hand_over(0, functions.append, str(out), "0").add_done_callback(hold_up)
     assert answered.wait(60)
-    ended = hand_over(1)
-    until(lambda: select.select([worker._connection], [], [], 0)[0], "the answer to the second call")
-    os.kill(worker.process_id, signal.SIGSTOP)
-    unread = hand_over(2)
+    ended = hand_over(1, functions.append, str(out), "1")
+    hand_over(2, functions.append, str(out), "2")
+    until(lambda: out.read_text() == "012", "the third call, which begins once the second one is answered")
+    hand_over(3, functions.wait_for, str(tmp_path / "never"))
+    unread = hand_over(4, functions.append, str(out), "4")
     os.kill(worker.process_id, signal.SIGKILL)
     until(lambda: not is_alive(worker.process_id), "the worker to end")
     go_on.set()

@@ -7,17 +7,16 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gracepoint.async_calls import AsyncCallFailed, AsyncRequest, PersistentAsyncCaller
+from gracepoint.async_calls import AsyncCallFailed, AsyncRequest, PersistentAsyncCaller, worker_process
 from tests.leftovers import is_alive
 from tests.unit.async_calls.fakes import functions
-from tests.waiting import until
+from tests.waiting import PassingTime, until
 
 pytestmark = pytest.mark.integration
 
@@ -165,10 +164,16 @@ def test_a_keeper_runs_modules_beside_its_workers(lasts_s: int, socket_path: Pat
     until(lambda: not is_alive(int(pid)), "the module to end")
 
 
-def test_without_a_keeper_a_worker_of_this_process_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("gracepoint.async_calls.worker_process._KEEPER_STARTS_S", 0.0)
+@pytest.fixture
+def passing(monkeypatch: pytest.MonkeyPatch) -> PassingTime:
+    """The time of those who wait for a keeper."""
+    passing = PassingTime()
+    monkeypatch.setattr(worker_process, "time", passing)
+    return passing
+
+
+@pytest.mark.usefixtures("passing")
+def test_without_a_keeper_a_worker_of_this_process_is_started(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caller = PersistentAsyncCaller(keeper=str(tmp_path / "nobody.sock"), timeout_s=60)
     caller.schedule_async_call(AsyncRequest(functions.write, (os.devnull, "goes on"), []))
     assert caller.is_current_async_call_done(blocking=True)
@@ -177,25 +182,13 @@ def test_without_a_keeper_a_worker_of_this_process_is_started(
 
 
 def test_only_the_first_worker_waits_for_its_keeper(
-    socket_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    socket_path: Path, passing: PassingTime, caplog: pytest.LogCaptureFixture
 ) -> None:
     """For a later one, training waits, or a save in an emergency."""
-    pauses = list[float]()
-    monkeypatch.setattr("gracepoint.async_calls.worker_process._KEEPER_STARTS_S", 2.0)
-    real = time.sleep
-
-    def sleep(seconds: float) -> None:
-        if threading.current_thread() is threading.main_thread():  # the patch counts for all threads
-            pauses.append(seconds)
-        real(seconds)
-
     caller = PersistentAsyncCaller(keeper=str(socket_path), timeout_s=60)
-    for waits in (True, False):
-        pauses.clear()
-        with monkeypatch.context() as patch:
-            patch.setattr("gracepoint.async_calls.worker_process.time.sleep", sleep)
-            caller.start_worker()
-        assert bool(pauses) == waits
+    for _ in range(2):
+        caller.start_worker()
+        assert passing.now_s == pytest.approx(10.0, abs=0.2)
         caller.kill()
     assert caplog.text.count("no keeper answers at") == 2
     caller.close()

@@ -44,10 +44,10 @@ def test_names_arguments_and_defaults_are_those_of_megatron() -> None:
     assert positional(AsyncCallsQueue.schedule_async_request) == {"async_request": None}
     assert positional(AsyncCallsQueue.maybe_finalize_async_calls) == {"blocking": False, "no_dist": False}
     assert positional(AsyncCallsQueue.close) == {"abort": False}
-    assert isinstance(AsyncCallsQueue()._get_async_caller(), TemporalAsyncCaller)
-    queue = AsyncCallsQueue(persistent=True)
-    assert isinstance(queue._get_async_caller(), PersistentAsyncCaller)
-    queue.close()
+    for persistent, kind in ((False, TemporalAsyncCaller), (True, PersistentAsyncCaller)):
+        queue = AsyncCallsQueue(persistent)
+        assert isinstance(queue._get_async_caller(), kind)
+        queue.close()
 
 
 def positional(function: Callable[..., object]) -> dict[str, object]:

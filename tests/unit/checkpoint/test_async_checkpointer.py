@@ -25,10 +25,9 @@ from flax import nnx
 from gracepoint.checkpoint import api, verification
 from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
 from gracepoint.checkpoint.checkpoint_manager import CheckpointManager
-from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.options import SaveArgs, WriteOptions
 from gracepoint.checkpoint.saving.executor import SaveExecutor
-from gracepoint.checkpoint.steps import listing
 from gracepoint.checkpoint.steps.commit import RenameCommit
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
@@ -56,6 +55,7 @@ from tests.unit.checkpoint.fakes.engine import (
     small_state,
 )
 from tests.unit.checkpoint.fakes.failures import DyingGang, break_writer
+from tests.unit.checkpoint.fakes.transfer_recorder import AtWrites
 from tests.waiting import until_no_thread
 
 pytestmark = pytest.mark.integration
@@ -642,13 +642,9 @@ def test_custom_barrier_failure_fails_a_save_that_is_not_durable(tmp_path: Path)
         raise OSError(28, "No space left on device")
 
     def run(gang: ProcessGroup) -> None:
-        writer: Any
-        with AsyncCheckpointer(gang=gang, barrier_sync_fn=fail, timeout_s=5) as checkpointer:
+        options = WriteOptions(callback=AtWrites(no_space if gang.process_index == 1 else None))
+        with AsyncCheckpointer(gang=gang, barrier_sync_fn=fail, timeout_s=5, options=options) as checkpointer:
             checkpointer.prepare(small_state())
-            assert checkpointer._executor is not None
-            if gang.process_index == 1:
-                writer = checkpointer._executor._writer
-                writer.write = no_space
             checkpointer.save(tmp_path / "a", small_state())
 
     assert [type(each) for each in outcomes_in_gang(2, run)] == [SaveFailed, SaveFailed]
@@ -816,14 +812,14 @@ def test_what_is_still_being_written_by_another_is_waited_for(
         other.save(tmp_path / "a", small_state(5))
         while not any(tmp_path.glob("a.gracepoint-tmp.*")):
             threading.Event().wait(0.01)
-        live = listing._is_live
+        last_change_s = RenameCommit.last_change_s
 
-        def look(*arguments: Any) -> bool:
-            found = live(*arguments)
+        def look(way: RenameCommit, temporary: Temporary) -> float:
+            changed_s = last_change_s(way, temporary)
             go.set()  # it goes on only when it was found alive
-            return found
+            return changed_s
 
-        monkeypatch.setattr(listing, "_is_live", look)
+        monkeypatch.setattr(RenameCommit, "last_change_s", look)
         assert_same(checkpointer.restore(tmp_path / "a", small_state()), small_state(5))
 
 

@@ -38,6 +38,7 @@ from tests.unit.checkpoint.fakes.engine import (
     small_state,
 )
 from tests.unit.checkpoint.fakes.failures import break_writer
+from tests.waiting import until_no_thread
 
 pytestmark = pytest.mark.integration
 
@@ -285,7 +286,7 @@ def test_one_failure_in_one_process_is_raised_once_in_each_and_no_later_save_fai
                     manager.save(step, {"w": jnp.zeros(2)} | bad)
                 except CheckpointError:
                     raised.append(step)
-                assert not manager._open().executor.is_busy(30)
+                until_no_thread("gracepoint: the save")
                 gang.barrier(f"after {step}", timeout_s=30)
         return raised
 

@@ -25,11 +25,6 @@ VALUES: dict[str, npt.NDArray[Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_BLOCK_BYTES", 1 << 20)
-
-
 @pytest.mark.parametrize("threads", [1, 4])
 def test_all_values_are_copied(threads: int) -> None:
     into = {name: np.zeros(values.shape, values.dtype) for name, values in VALUES.items()}
@@ -51,7 +46,7 @@ def test_values_are_cast_to_memory_types_and_misfits_fail_nothing() -> None:
 
 
 def copy_in_three_threads(error: Exception | None = None) -> None:
-    large = np.zeros(4 << 20, np.uint8)
+    large = np.zeros(8 << 20, np.uint8)
     with Copies(3) as copies:
         for _ in range(3):
             copies.add(large, np.empty_like(large))
@@ -84,7 +79,7 @@ def test_values_are_copied_by_as_many_threads_as_the_system_allows(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, allowed: int
 ) -> None:
     allow_threads(monkeypatch, allowed, name="gracepoint: copying")
-    values = [np.arange(1 << 20, dtype=np.float32) + number for number in range(4)]
+    values = [np.arange(2 << 20, dtype=np.float32) + number for number in range(4)]
     into = [np.zeros_like(each) for each in values]
     with Copies(4) as copies:
         for source, target in zip(values, into, strict=True):

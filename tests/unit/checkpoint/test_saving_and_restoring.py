@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gracepoint.checkpoint.saving import executor
+from gracepoint.checkpoint import WriteOptions
 from gracepoint.errors import CheckpointError, CheckpointMismatch, HostStateLost, SaveFailed, SettingsError
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.process_group import ProcessGroup
@@ -26,6 +26,8 @@ from tests.unit.checkpoint.fakes.engine import (
     sharding,
     small_state,
 )
+from tests.unit.checkpoint.fakes.transfer_recorder import AtWrites
+from tests.waiting import until_no_thread
 
 pytestmark = pytest.mark.integration
 
@@ -156,7 +158,7 @@ def test_without_background_saves_no_memory_is_reserved(tmp_path: Path, monkeypa
 
 
 def test_process_local_directory_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gracepoint.checkpoint.steps.lease._APPEARS_S", 0.1)
+    monkeypatch.setattr("gracepoint.checkpoint.steps.lease.appears", lambda path, **_: path.exists())
     found = outcomes_in_gang(
         3, lambda gang: engine(tmp_path / f"disk-{gang.process_index // 2}", gang).access.check_shared(timeout_s=30)
     )
@@ -276,13 +278,10 @@ def test_a_state_without_host_state_is_restored_by_any_number_of_processes(tmp_p
         assert_same(one.state, small_state())
 
 
-def test_a_failed_background_save_surfaces_at_the_next_call_in_all_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_background_save_surfaces_at_the_next_call_in_all_processes(tmp_path: Path) -> None:
     def run(gang: ProcessGroup) -> list[str]:
-        checkpointer = engine(tmp_path, gang)
-        if gang.process_index == 1:
-            monkeypatch.setattr(checkpointer.executor._writer, "write", _no_space)
+        writes = AtWrites(_no_space if gang.process_index == 1 else None)
+        checkpointer = engine(tmp_path, gang, options=WriteOptions(callback=writes))
         checkpointer.save_in_background(1, small_state(), {})
         raised = []
         for _ in range(2):
@@ -300,23 +299,20 @@ def test_a_failed_background_save_surfaces_at_the_next_call_in_all_processes(
     assert "No space left" in others[0]
 
 
-def test_an_abandoned_save_does_not_wait_for_peers_that_never_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(executor, "_ABANDONED_ENDS_S", 60.0)  # the thread syncs files first, on a busy disk
+def test_an_abandoned_save_does_not_wait_for_peers_that_never_come(tmp_path: Path) -> None:
     checkpointer = engine(tmp_path, StoreProcessGroup(InMemoryStore(), 0, 2))
     checkpointer.save_in_background(1, small_state(), {})
     checkpointer.abandon("training broke off", timeout_s=0.1)
-    assert not [t.name for t in threading.enumerate() if t.name.startswith("gracepoint: the save")]
+    until_no_thread("gracepoint: the save")  # it syncs files first, on a busy disk
 
 
-def test_an_emergency_goes_on_after_a_failed_background_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpointer = engine(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpointer.executor._writer, "write", _no_space)
-        checkpointer.save_in_background(1, small_state(), {})
-        with pytest.raises(SaveFailed):
-            checkpointer.executor.wait_until_finished(30)
+def test_an_emergency_goes_on_after_a_failed_background_save(tmp_path: Path) -> None:
+    writes = AtWrites(_no_space)
+    checkpointer = engine(tmp_path, options=WriteOptions(callback=writes))
+    checkpointer.save_in_background(1, small_state(), {})
+    with pytest.raises(SaveFailed):
+        checkpointer.executor.wait_until_finished(30)
+    writes.act = None
     save(checkpointer, 2, small_state())
     assert restore(tmp_path, small_state()) is not None
 
@@ -337,18 +333,15 @@ def test_a_save_that_takes_too_long_says_what_was_missing(tmp_path: Path) -> Non
         save(engine(tmp_path), 1, small_state(), timeout_s=0.0)
 
 
-def test_an_emergency_behind_a_save_that_hangs_ends_with_its_timeout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_emergency_behind_a_save_that_hangs_ends_with_its_timeout(tmp_path: Path) -> None:
     release = threading.Event()
-    checkpointer = engine(tmp_path)
-    monkeypatch.setattr(checkpointer.executor._writer, "write", lambda *_, **__: release.wait(30))
+    checkpointer = engine(tmp_path, options=WriteOptions(callback=AtWrites(lambda: release.wait(30))))
     checkpointer.save_in_background(1, small_state(), {})
     with pytest.raises(SaveFailed, match="the save of step 1 did not end within"):
         save(checkpointer, 2, small_state(), timeout_s=0.05)
     release.set()
-    with pytest.raises(SaveFailed):
-        checkpointer.close(30)
+    checkpointer.close(30)
+    assert [path.name for path in tmp_path.glob("[0-9]")] == ["1"]
 
 
 def test_a_state_of_another_form_is_planned_anew(tmp_path: Path) -> None:

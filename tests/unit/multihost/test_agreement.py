@@ -820,20 +820,19 @@ class Kept(Handed):
         return self._linger_s
 
 
-def two_that_keep(make: Callable[..., Gang], *kept: Handed) -> tuple[Agreement, Agreement]:
+def two_that_keep(make: Callable[..., Gang], *kept: Handed) -> Gang:
     """Two agreements whose freeze begins when the first is told; neither has begun a sync point."""
     gang = make(2)
     together(*(a.close for a in gang.agreements))
     gang.store = InMemoryStore()
     pairs = zip(gangs(2, gang.store), gang.watchers, kept, strict=True)
     gang.agreements = [Agreement(gang.store, g, w, (), k) for g, w, k in pairs]
-    first, second = gang.agreements
-    return first, second
+    return gang
 
 
 def test_all_save_at_the_sync_point_after_which_one_broke_off(make: Callable[..., Gang]) -> None:
     held = Kept(linger_s=20.0)
-    first, second = two_that_keep(make, Kept(), held)
+    first, second = two_that_keep(make, Kept(), held).agreements
     for agreement in (first, second):
         assert not agreement.arrive()
     tell(first)
@@ -847,7 +846,7 @@ def test_all_save_at_the_sync_point_after_which_one_broke_off(make: Callable[...
 
 
 def test_process_that_has_not_come_there_goes_on_to_where_one_broke_off(make: Callable[..., Gang]) -> None:
-    first, second = two_that_keep(make, Kept(), Kept(linger_s=20.0))
+    first, second = two_that_keep(make, Kept(), Kept(linger_s=20.0)).agreements
     for _ in range(3):
         assert not first.arrive()
     tell(first)
@@ -858,12 +857,13 @@ def test_process_that_has_not_come_there_goes_on_to_where_one_broke_off(make: Ca
 
 
 def test_who_has_lost_that_state_ends_the_wait_of_all(make: Callable[..., Gang]) -> None:
-    first, second = two_that_keep(make, Kept(), Kept("the state is gone"))
+    gang = two_that_keep(make, Kept(), Kept("the state is gone"))
+    first, second = gang.agreements
     for agreement in (first, second):
         assert not agreement.arrive()
     tell(first)
     first.stop("RuntimeError: no batch")
-    until(lambda: first._member.ledger.failed is not None, "the failure")
+    gang.watchers[0].wait_for(Broken)
     with pytest.raises(AgreementError, match="process 1: the state is gone"):
         first.arrive()
 

@@ -17,6 +17,7 @@ from gracepoint.preemption import stall_watch
 from gracepoint.preemption.stall_detector import Activity, is_compiling, look_every_s
 from gracepoint.preemption.stall_watch import StallReports, StallWatch
 from gracepoint.preemption.trainer_watch import SharedHeartbeat
+from gracepoint.settings import Settings
 
 LIMIT_S = 0.3
 PATIENCE_S = 60.0
@@ -32,6 +33,7 @@ class Watched:
         count: int = 1,
         pods: Pods = ("pod-0", "pod-1", "pod-2"),
         heartbeat: SharedHeartbeat | None = None,
+        **options: float,
     ) -> None:
         self.step = 0
         self.stalls = threading.Event()
@@ -46,7 +48,7 @@ class Watched:
             cast(StallReports, self),
             heartbeat,
             clock=time.monotonic,
-            others_s=LIMIT_S,
+            **options,
         )
 
     def _activities(self) -> list[Activity]:
@@ -74,7 +76,7 @@ def watched() -> Iterator[list[Watched]]:
 
 def test_a_stall_is_logged_with_its_stack_and_told(watched: list[Watched], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
-        watched.append(Watched(InMemoryStore()))
+        watched.append(Watched(InMemoryStore(), others_s=LIMIT_S))
         assert watched[0].stalls.wait(PATIENCE_S)
     assert "stage=training" in caplog.text
     assert "test_a_stall_is_logged_with_its_stack_and_told" in caplog.text
@@ -84,7 +86,7 @@ def test_a_stall_is_logged_with_its_stack_and_told(watched: list[Watched], caplo
 
 
 def test_progress_after_a_stall_is_told(watched: list[Watched]) -> None:
-    watched.append(Watched(InMemoryStore()))
+    watched.append(Watched(InMemoryStore(), others_s=LIMIT_S))
     assert watched[0].stalls.wait(PATIENCE_S)
     watched[0].step += 1
     assert watched[0].is_over.wait(PATIENCE_S)
@@ -92,16 +94,27 @@ def test_progress_after_a_stall_is_told(watched: list[Watched]) -> None:
 
 def test_one_of_those_that_wait_tells_of_the_silent_one(watched: list[Watched]) -> None:
     store = InMemoryStore()
-    watched.extend(Watched(store, index, 3) for index in (0, 2))
+    watched.extend(Watched(store, index, 3, others_s=LIMIT_S) for index in (0, 2))
     assert all(each.at_limit.wait(PATIENCE_S) for each in watched)
     told = [each for each in watched if each.stalls.is_set()]
     assert [each.suspects for each in told] == [[1]]
     assert [each.stack for each in told] == [""]  # the one of process 1 is not known, and no other is meant
 
 
-def test_a_stall_is_told_within_30_s_though_the_store_is_silent() -> None:
-    waits_s = look_every_s(900.0) + stall_watch._OTHERS_S + 2 * stall_watch._STORE_S
-    assert waits_s < 30
+def test_a_stall_is_told_within_30_s_though_the_store_is_silent(
+    watched: list[Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits_s: list[float] = []
+
+    def without_answer(function: Any, name: str, timeout_s: float) -> Any:
+        waits_s.append(timeout_s)
+        raise TimeoutError
+
+    monkeypatch.setattr(stall_watch, "ask_in_thread", without_answer)
+    watched.append(Watched(InMemoryStore(), 1, 2))
+    assert watched[0].stalls.wait(PATIENCE_S)
+    assert watched[0].suspects == [0]
+    assert look_every_s(Settings().stall_after_s) + waits_s[0] < 30
 
 
 class Unreachable(InMemoryStore):
@@ -112,7 +125,7 @@ class Unreachable(InMemoryStore):
 
 
 def test_process_0_is_suspected_if_its_store_does_not_answer(watched: list[Watched]) -> None:
-    watched.append(Watched(Unreachable(), 1, 2))
+    watched.append(Watched(Unreachable(), 1, 2, others_s=LIMIT_S))
     assert watched[0].stalls.wait(PATIENCE_S)
     assert watched[0].suspects == [0]
     assert "process 0 (pod-0), which hosts the coordination service, cannot be reached" in watched[0].why
@@ -123,7 +136,7 @@ class SlowToLook(Watched):
 
     def __init__(self, heartbeat: SharedHeartbeat) -> None:
         self.looks, self.goes_on = threading.Event(), threading.Event()
-        super().__init__(InMemoryStore(), heartbeat=heartbeat)
+        super().__init__(InMemoryStore(), heartbeat=heartbeat, others_s=LIMIT_S)
 
     def _activities(self) -> list[Activity]:
         self.looks.set()
@@ -131,8 +144,7 @@ class SlowToLook(Watched):
         return super()._activities()
 
 
-def test_a_look_that_outlasts_the_end_leaves_no_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stall_watch, "_JOIN_S", 0.01)
+def test_a_look_that_outlasts_the_end_leaves_no_heartbeat() -> None:
     heartbeat = SharedHeartbeat()
     before = set(threading.enumerate())
     slow = SlowToLook(heartbeat)

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from gracepoint.multihost import InMemoryStore, KeyValueStore
-from gracepoint.preemption import substitute as module
 from gracepoint.preemption.substitute import Substitute
 from tests.unit.checkpoint.fakes.thread_limit import refuse_threads
 from tests.unit.preemption.fakes.stores import Silent, Unreachable
@@ -43,22 +42,21 @@ def test_process_0_reports_itself_if_it_runs() -> None:
     first.close()
 
 
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Little time for process 0, which does not answer, and much for the store."""
-    monkeypatch.setattr(module, "_ANSWER_PART", 0.01)
+class WithoutAnswer(InMemoryStore):
+    """In which nobody waits long for an answer, as none comes. There is much time for what follows."""
+
+    def get(self, key: str, *, timeout_s: float) -> str:
+        return super().get(key, timeout_s=min(timeout_s, 0.3))
 
 
-@pytest.mark.usefixtures("hasty")
 def test_one_process_reports_if_process_0_does_not_answer() -> None:
-    (told,) = told_by(substitutes(InMemoryStore(), range(1, 5), LONG_S))
+    (told,) = told_by(substitutes(WithoutAnswer(), range(1, 5), LONG_S))
     assert told.startswith("process 0 (pod-0) does not answer: it has ended, is stopped, or hangs in code that holds")
     assert told.endswith("reports in its place")
 
 
-@pytest.mark.usefixtures("hasty")
 def test_one_process_reports_if_process_0_ended_its_session_before() -> None:
-    first, *others = substitutes(InMemoryStore(), range(5), LONG_S)
+    first, *others = substitutes(WithoutAnswer(), range(5), LONG_S)
     first.opened(EPOCH - 1)
     first.close()
     (told,) = told_by(others)

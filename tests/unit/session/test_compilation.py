@@ -250,7 +250,6 @@ def test_a_compiled_function_has_what_the_jitted_one_has(compilations: Compilati
 
 def test_without_a_thread_the_call_compiles(compilations: Compilations, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("gracepoint.session.compilation._is_set_as_in_a_new_thread", lambda: True)
         refuse_threads(patched)
         step = compilations.begin(fresh_step(), (form(), jax.ShapeDtypeStruct((2,), jnp.float32)), {}, {})
     assert step(state(), jnp.ones(2))["count"] == 1

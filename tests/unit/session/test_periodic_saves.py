@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from gracepoint.checkpoint import WriteOptions
 from gracepoint.checkpoint.saving import executor
 from gracepoint.checkpoint.saving.schedule import DueSave
 from gracepoint.checkpoint.storage.storage_path import StoragePath
@@ -28,6 +29,8 @@ from tests.unit.checkpoint.fakes.engine import (
     save,
     small_state,
 )
+from tests.unit.checkpoint.fakes.thread_limit import refuse_threads
+from tests.unit.checkpoint.fakes.transfer_recorder import AtWrites
 from tests.unit.preemption.fakes.reporters import without_operator
 
 
@@ -63,7 +66,6 @@ def test_stuck_storage_of_one_process_keeps_saves_together(
         put(path, data)
 
     monkeypatch.setattr(StoragePath, "put", hang)
-    monkeypatch.setattr(executor, "_STOPPED_ENDS_S", 0.01)
 
     def run(gang: ProcessGroup) -> tuple[Any, ...]:
         is_stuck = gang.process_index == 0
@@ -156,11 +158,22 @@ class Training:
         root: The directory of steps.
         gang: The processes.
         tolerate_s: For how long saves may fail.
+
+    Attributes:
+        writes: Called at each write of this process.
     """
 
     def __init__(self, root: Path, gang: ProcessGroup, *, tolerate_s: float = 100.0, **options: Any) -> None:
         self.now_s = 1000.0 * gang.process_index
-        self.engine = engine(root, gang, save_every_steps=1, clock=lambda: self.now_s, **options)
+        self.writes = AtWrites()
+        self.engine = engine(
+            root,
+            gang,
+            save_every_steps=1,
+            options=WriteOptions(callback=self.writes),
+            clock=lambda: self.now_s,
+            **options,
+        )
         self._at = AtSyncPoint(0)
         self._saves = PeriodicSaves(
             self.engine, cast(Coordinator, self._at), tolerate_s=tolerate_s, clock=lambda: self.now_s
@@ -195,6 +208,18 @@ def host_state_that_cannot_be_encoded(training: Training, monkeypatch: pytest.Mo
 
 def state_that_cannot_be_saved(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     training.step(2, state=small_state(2) | {"more": object()})
+
+
+def without_a_thread(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        refuse_threads(patched)
+        training.step(2)
+
+
+def write_that_fails(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    training.writes.act = raising(MemoryError("there is no memory, this once"))
+    training.step(2)
+    training.writes.act = None
 
 
 def in_engine(owner: Callable[[Training], Any], name: str) -> Callable[[Training, pytest.MonkeyPatch], None]:
@@ -233,8 +258,8 @@ ONCE: Mapping[str, Callable[[Training, pytest.MonkeyPatch], None]] = {
     "no memory for the snapshot": in_engine(lambda training: training.engine.executor.planner, "snapshot"),
     "the plan fails": in_engine(lambda training: training.engine.executor.planner, "plan"),
     "the worker refuses": in_engine(lambda training: training.engine.executor, "_hand_over"),
-    "no thread": in_engine(lambda training: training.engine.executor._thread, "start"),
-    "the write fails": in_engine(lambda training: training.engine.executor._writer, "write"),
+    "no thread": without_a_thread,
+    "the write fails": write_that_fails,
 }
 
 
@@ -269,7 +294,7 @@ def test_what_fails_after_the_commit_in_one_process_is_no_failed_save(
         training = Training(tmp_path, gang, tolerate_s=0.0)
         with pytest.MonkeyPatch.context() as patched:
             if gang.process_index == 1:
-                patched.setattr(training.engine._committed, "tidy", raising(OSError("cannot tidy up")))
+                patched.setattr(training.engine.throughput, "learn", raising(OSError("cannot be noted")))
             training.step(1)
         training.step(2)
         training.check_newest()
@@ -296,14 +321,12 @@ def test_saves_that_fail_for_too_long_end_training_in_all_processes_at_the_same_
         training, ended = Training(storage, gang, tolerate_s=tolerate_s), []
         training.step(1)
         for step in range(2, ends_at + 3):
-            writer = training.engine.executor._writer
-            with pytest.MonkeyPatch.context() as patched:
-                if gang.process_index == 1 and step <= ends_at:
-                    patched.setattr(writer, "write", raising(OSError("the storage is away")))
-                try:
-                    training.step(step, takes_s=20.0 + gang.process_index / 10)  # clocks differ
-                except SaveFailed as error:
-                    ended.append((step, str(error)))
+            if gang.process_index == 1:
+                training.writes.act = raising(OSError("the storage is away")) if step <= ends_at else None
+            try:
+                training.step(step, takes_s=20.0 + gang.process_index / 10)  # clocks differ
+            except SaveFailed as error:
+                ended.append((step, str(error)))
         return ended
 
     for ended in in_gang(2, run):

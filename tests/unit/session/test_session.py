@@ -49,8 +49,8 @@ from gracepoint.preemption.exit import ProcessExit
 from gracepoint.preemption.forecast import Figures
 from gracepoint.preemption.reporter import Reporter
 from gracepoint.receivers import Disruption, Mailbox
+from gracepoint.session import attach, sync_points
 from gracepoint.session import session as session_module
-from gracepoint.session import sync_points
 from gracepoint.session.sync_points import RunAhead
 from gracepoint.wire.messages import TroubleKind
 from gracepoint.wire.names import Env
@@ -84,21 +84,44 @@ def coordinators(monkeypatch: pytest.MonkeyPatch) -> list[Coordinator]:
     return made
 
 
+class Opened(gracepoint.Session):
+    """A session in a process that goes on with another test where a real one ends."""
+
+    def process_ends(self) -> None:
+        """After Preempted nothing ends the threads but the process."""
+        self._points.closed = False
+        self._break_off("the process would have ended")
+
+
 @pytest.fixture(autouse=True)
-def _laptop(monkeypatch: pytest.MonkeyPatch, exits: list[ProcessExit]) -> Iterator[None]:
+def sessions(monkeypatch: pytest.MonkeyPatch) -> list[Opened]:
+    """The test's sessions, the newest last."""
+    made: list[Opened] = []
+
+    def opened(*arguments: Any, **keywords: Any) -> Opened:
+        made.append(Opened(*arguments, **keywords))
+        return made[-1]
+
+    monkeypatch.setattr(attach, "Session", opened)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _laptop(monkeypatch: pytest.MonkeyPatch, exits: list[ProcessExit], sessions: list[Opened]) -> Iterator[None]:
     for name in [n for n in os.environ if n.startswith("GRACEPOINT_")] + ["JOB_COMPLETION_INDEX"]:
         monkeypatch.delenv(name, raising=False)
     yield
     for each in exits:
         each.cancel()
-    if session_module._open is not None:
-        _the_process_would_have_ended(session_module._open)
+    try:
+        session_module.check_none_is_open()
+    except (Preempted, SettingsError):
+        sessions[-1].process_ends()
 
 
 def _the_process_would_have_ended(session: gracepoint.Session) -> None:
-    """After Preempted nothing ends the threads but the process."""
-    session._points.closed = False
-    session._break_off("the process would have ended")
+    assert isinstance(session, Opened)
+    session.process_ends()
 
 
 class Notices:
@@ -985,12 +1008,12 @@ def _own_threads() -> list[str]:
 @pytest.fixture
 def _keeping_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The steps of these loops take no time, and the machine may be busy."""
-    monkeypatch.setattr(sync_points, "_MOST_S", 60.0)
 
+    class Quick(sync_points.LastState):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments[:-1], lambda: 0.0)
 
-def _the_open_session_would_have_ended() -> None:
-    assert session_module._open is not None
-    _the_process_would_have_ended(session_module._open)
+    monkeypatch.setattr(session_module, "LastState", Quick)
 
 
 class Loader:
@@ -1034,7 +1057,11 @@ def _train_with(session: gracepoint.Session, loader: Loader, *, in_place: bool =
 )
 @pytest.mark.usefixtures("_keeping_is_quick")
 def test_loop_that_breaks_off_after_a_notice_saves_what_it_handed_last(
-    tmp_path: Path, error: BaseException, exits: list[ProcessExit], caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    error: BaseException,
+    exits: list[ProcessExit],
+    sessions: list[Opened],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with pytest.raises(type(error)) as caught:
         _train_with(gracepoint.attach(tmp_path), Loader(error))
@@ -1042,7 +1069,7 @@ def test_loop_that_breaks_off_after_a_notice_saves_what_it_handed_last(
     assert "gracepoint: the process exits with code 77: step 3 is committed" in error.__notes__[0]
     assert exits[-1].decided
     assert f"the training of process 0 broke off after it: {type(error).__name__}" in caplog.text
-    _the_open_session_would_have_ended()
+    sessions[-1].process_ends()
     again = gracepoint.attach(tmp_path)
     position: dict[str, int] = {}
     again.host_state("data", lambda: position, position.update)
@@ -1054,7 +1081,7 @@ def test_loop_that_breaks_off_after_a_notice_saves_what_it_handed_last(
 
 
 @pytest.mark.usefixtures("_keeping_is_quick")
-def test_data_that_just_ends_after_a_sigterm_is_no_end_of_training(tmp_path: Path) -> None:
+def test_data_that_just_ends_after_a_sigterm_is_no_end_of_training(tmp_path: Path, sessions: list[Opened]) -> None:
     def batches() -> Iterator[int]:
         yield from (1, 2, 3)
         os.kill(os.getpid(), signal.SIGTERM)  # whoever fed it is gone, and it says so by an end
@@ -1065,7 +1092,7 @@ def test_data_that_just_ends_after_a_sigterm_is_no_end_of_training(tmp_path: Pat
         assert state
     assert (preempted.value.saved, preempted.value.step, preempted.value.code) == (True, 3, 77)
     assert "close() was called after a SIGTERM" in preempted.value.reason
-    _the_open_session_would_have_ended()
+    sessions[-1].process_ends()
     with gracepoint.attach(tmp_path) as again:
         assert again.restore(like=state_of(0))[1] == 3
 
@@ -1086,7 +1113,7 @@ def test_training_that_ends_after_a_sigterm_with_its_state_dropped_has_finished(
 
 @pytest.mark.usefixtures("_keeping_is_quick")
 def test_close_in_a_finally_block_saves_what_the_loop_that_broke_off_handed_last(
-    tmp_path: Path, exits: list[ProcessExit]
+    tmp_path: Path, exits: list[ProcessExit], sessions: list[Opened]
 ) -> None:
     session = gracepoint.attach(tmp_path)
     error = RuntimeError("DataLoader worker exited unexpectedly")
@@ -1102,7 +1129,7 @@ def test_close_in_a_finally_block_saves_what_the_loop_that_broke_off_handed_last
     assert caught.value is error, "the user's error is not masked"
     assert "gracepoint: the process exits with code 77: step 3 is committed" in error.__notes__[0]
     assert exits[-1].decided
-    _the_open_session_would_have_ended()
+    sessions[-1].process_ends()
     with gracepoint.attach(tmp_path) as again:
         assert again.restore(like=state_of(0))[1] == 3
 
@@ -1119,7 +1146,7 @@ def test_close_in_an_except_block_without_a_notice_ends_the_session(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("_keeping_is_quick")
-def test_loop_that_changes_its_state_in_place_saves_no_mixture(tmp_path: Path) -> None:
+def test_loop_that_changes_its_state_in_place_saves_no_mixture(tmp_path: Path, sessions: list[Opened]) -> None:
     def changes_before_it_fails() -> None:
         state = state_of(0)
         arrays = []  # whoever changes state in place may well hold the old arrays
@@ -1135,7 +1162,7 @@ def test_loop_that_changes_its_state_in_place_saves_no_mixture(tmp_path: Path) -
 
     with pytest.raises(RuntimeError, match="between two arrays"):
         changes_before_it_fails()
-    _the_open_session_would_have_ended()
+    sessions[-1].process_ends()
     with gracepoint.attach(tmp_path) as again:
         state, step = again.restore(like=state_of(0))
     assert step == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -10,39 +11,58 @@ import pytest
 import gracepoint
 from gracepoint.checkpoint import WriteOptions, latest_step
 from gracepoint.errors import SettingsError
-from gracepoint.session import attach
 from gracepoint.settings import Settings
 from gracepoint.wire.names import Env
-from tests.leftovers import is_alive
+from tests.leftovers import processes_with
 from tests.waiting import until
+
+KEEPER = "/dev/null/keeper.sock"  # where none can be
+
+
+@pytest.fixture
+def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
+    """Returns the processes that this one has started and that run."""
+    monkeypatch.setenv("STARTED_BY_TEST", str(tmp_path))
+    return lambda: processes_with("STARTED_BY_TEST", str(tmp_path))
 
 
 @pytest.mark.integration
-def test_a_session_saves_with_a_worker_that_ends_with_it(tmp_path: Path) -> None:
+def test_a_session_saves_with_a_worker_that_ends_with_it(tmp_path: Path, workers: Callable[[], list[int]]) -> None:
     with gracepoint.attach(tmp_path, writer="worker", save_every_steps=1) as session:
         for step in (1, 2):
             session.step(step, {"w": jnp.full(8, step)})
-        (worker,) = session._checkpointer.executor.worker_process_ids
+        assert len(workers()) == 1
     assert latest_step(tmp_path) == 2
-    until(lambda: not is_alive(worker), "the worker to end")
+    until(lambda: not workers(), "the worker to end")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
-    ("environment", "given", "expected"),
+    ("environment", "options", "expected"),
     [
-        ({}, None, None),
+        ({}, None, "thread"),
         ({Env.WRITER: "worker"}, None, "worker"),
-        ({Env.WRITER: "/run/keeper.sock"}, WriteOptions(use_zarr3=True), "/run/keeper.sock"),
+        ({Env.WRITER: KEEPER}, WriteOptions(use_zarr3=True), "keeper"),
         ({Env.WRITER: "worker"}, WriteOptions(writer="thread"), "thread"),
     ],
     ids=["nobody says", "environment", "keeper", "options first"],
 )
 def test_options_count_before_the_environment(
-    environment: dict[str, str], given: WriteOptions | None, expected: str | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    workers: Callable[[], list[int]],
+    environment: dict[str, str],
+    options: WriteOptions | None,
+    expected: str,
 ) -> None:
-    options = attach._options(Settings.from_environment(environment), given)
-    assert options.writer == expected
-    assert options.use_zarr3 == (given is not None and given.use_zarr3)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with gracepoint.attach(tmp_path, write_options=options, save_every_steps=1) as session:
+        session.step(1, {"w": jnp.ones(8)})
+        assert bool(workers()) == (expected != "thread")
+    assert (f"no keeper answers at {KEEPER}" in caplog.text) == (expected == "keeper")
+    assert (tmp_path / "1/default/w/zarr.json").exists() == (options is not None and options.use_zarr3)
 
 
 def test_a_writer_that_is_not_known_is_refused_with_its_variable() -> None:

@@ -30,7 +30,7 @@ def test_clusters_that_start_at_once_build_an_image_once(tmp_path: Path, monkeyp
         manifest.touch()
         return images.Image(name, "sha256:one")
 
-    monkeypatch.setattr(images, "_bud", build)
+    monkeypatch.setattr(images, "build_context", build)
     monkeypatch.setattr(parts, "program", lambda name: program)
     with ThreadPoolExecutor(4) as pool:
         got = list(pool.map(lambda _: images.of_program("gracepoint/pause", "pause"), range(4)))

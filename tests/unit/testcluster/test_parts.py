@@ -35,7 +35,7 @@ def test_the_staging_modules_have_the_version_of_kubernetes() -> None:
 
 
 def test_a_changed_lock_file_is_another_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "_MODULES", tmp_path)
+    monkeypatch.setattr(parts, "MODULES", tmp_path)
     shutil.copytree(Path(parts.__file__).parent / "parts" / "etcd", tmp_path / "etcd")
     before = parts.part("etcd").built
     with (tmp_path / "etcd" / "go.sum").open("a") as file:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests import testcluster
-from tests.testcluster import cache, network, providers, runs, system, wheelhouse
+from tests.testcluster import cache, existing, network, providers, runs, system, wheelhouse
 from tests.testcluster.existing import ExistingCluster
 from tests.testcluster.images import canonical
 from tests.testcluster.network import Network
@@ -100,8 +101,8 @@ def test_an_existing_cluster_is_never_picked_silently(monkeypatch: pytest.Monkey
 
 def test_what_an_existing_cluster_cannot_do_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TESTCLUSTER_SHARED_DIR", raising=False)
-    cluster = ExistingCluster.__new__(ExistingCluster)
-    cluster._context = "theirs"
+    monkeypatch.setattr(existing, "run", lambda argv: subprocess.CompletedProcess(argv, 0, stdout="their kubeconfig"))
+    cluster = ExistingCluster("theirs")
     with pytest.raises(testcluster.NotSupported, match="delete the machine of node-1"):
         cluster.lose_node("node-1")
     with pytest.raises(testcluster.NotSupported, match="docker build"):
@@ -128,4 +129,4 @@ def test_programs_that_mount_are_no_need_of_a_cluster(monkeypatch: pytest.Monkey
 
 def test_a_cache_where_nodes_have_their_own_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "folder", lambda *names: Path("/var/lib/x", *names))
-    assert "set TESTCLUSTER_CACHE" in system._cache_place().fix
+    assert "set TESTCLUSTER_CACHE" in system.cache_place().fix

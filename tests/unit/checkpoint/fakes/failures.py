@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gracepoint.checkpoint import WriteOptions
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.process_group import SingleProcess
 from tests.unit.checkpoint.fakes.engine import (
@@ -27,11 +29,23 @@ class DyingGang(SingleProcess):
         raise SystemExit("killed")
 
 
-def leave_uncommitted(root: Path, step: int, processes: tuple[int, ...], *, attempt: str = "job-0-a") -> Path:
-    """Leaves a save of two processes in which ``processes`` finished writing; returns its folder."""
+def leave_uncommitted(
+    root: Path,
+    step: int,
+    processes: tuple[int, ...],
+    *,
+    attempt: str = "job-0-a",
+    more: Mapping[str, Any] | None = None,
+    options: WriteOptions | None = None,
+) -> Path:
+    """Leaves a save of two processes in which ``processes`` finished writing; returns its folder.
+
+    The state is that of ``small_state``, and ``more``.
+    """
+    state = small_state(step) | (more or {})
     for process in processes:
         with pytest.raises(SystemExit):
-            save(engine(root, DyingGang(process), attempt=attempt), step, small_state(step), {"data": process})
+            save(engine(root, DyingGang(process), attempt=attempt, options=options), step, state, {"data": process})
     return root / f"{step}.gracepoint-tmp.{attempt}.1"
 
 

@@ -78,6 +78,16 @@ def mesh(shape: Sequence[int], names: Sequence[str], process_of: Sequence[int] |
     return Mesh(np.array(devices, object).reshape(shape), tuple(names))
 
 
+class Unnamed:
+    """A sharding that names no axes of a mesh, as JAX has some. Otherwise it is as another one."""
+
+    def __init__(self, sharding: NamedSharding) -> None:
+        self._sharding = sharding
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sharding, name)
+
+
 def leaf(
     name: str, shape: Sequence[int], on: Mesh, spec: PartitionSpec, *, process_index: int = 0, dtype: Any = "float32"
 ) -> pytree.Leaf:

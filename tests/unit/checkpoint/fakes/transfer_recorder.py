@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
-from gracepoint.checkpoint.options import TransferPriority
+from gracepoint.checkpoint.options import Silent, TransferPriority
 
 
 class Recorder:
@@ -34,3 +35,14 @@ class Recorder:
 
     def names(self, what: str) -> list[str]:
         return [name for event, name in self.events if event == what]
+
+
+class AtWrites(Silent):
+    """A callback that calls ``act`` whenever a leaf is written. What ``act`` raises fails the save of this process."""
+
+    def __init__(self, act: Callable[[], object] | None = None) -> None:
+        self.act = act
+
+    def on_write_end(self, keypath: tuple[Any, ...]) -> None:
+        if self.act is not None:
+            self.act()

@@ -18,7 +18,6 @@ from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.format.array_spec import grid
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.planning import chunks
-from gracepoint.checkpoint.planning import grid as shard_holders
 from gracepoint.checkpoint.planning.chunks import make_plan, part_of
 from gracepoint.checkpoint.planning.grid import holders_of, normal_index, stored_specs
 from gracepoint.errors import CheckpointError
@@ -67,9 +66,8 @@ def test_holders_from_the_mesh_are_those_that_jax_names(
     }
     assert told == holders
     assert found.fewest == min(map(len, holders.values()))
-    slow = shard_holders._of_any_sharding(leaf.data.sharding, (144, 144), processes, None)
-    assert slow is not None
-    assert [(g.shards.tolist(), g.holders.tolist()) for g in slow.groups] == [
+    leaf.data.sharding = gang_arrays.Unnamed(leaf.data.sharding)
+    assert [(g.shards.tolist(), g.holders.tolist()) for g in holders_of(leaf, processes).groups] == [
         (g.shards.tolist(), g.holders.tolist()) for g in found.groups
     ]
 

@@ -20,7 +20,7 @@ from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, merge
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.reading.stored_arrays import ManifestParts
 from gracepoint.checkpoint.saving import planner
-from gracepoint.checkpoint.steps import commit, listing, records, recovery
+from gracepoint.checkpoint.steps import listing, records, recovery
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.verification import verify
 from gracepoint.deadline import Deadline
@@ -134,13 +134,11 @@ def test_a_durable_save_in_parts_is_committed_by_the_next_start(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("many")
-@pytest.mark.parametrize("few", [0, 256], ids=["many files", "few files"])
+@pytest.mark.parametrize("more", [600, 0], ids=["many files", "few files"])
 @pytest.mark.parametrize("lost", ["default/w/0.0", "_GRACEPOINT.process_1"])
-def test_a_save_in_parts_that_lost_a_file_is_not_committed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str, few: int
-) -> None:
-    monkeypatch.setattr(commit, "_FEW_FILES", few)
-    left = leave_uncommitted(tmp_path, 4, (0, 1))
+def test_a_save_in_parts_that_lost_a_file_is_not_committed(tmp_path: Path, lost: str, more: int) -> None:
+    arrays = {f"more{number}": np.arange(4) + number for number in range(more)}
+    left = leave_uncommitted(tmp_path, 4, (0, 1), more=arrays, options=WriteOptions(use_ocdbt=False))
     (left / lost).unlink()
     (remark,) = recovery.salvage(Layout(storage_path(tmp_path)))
     assert lost in remark

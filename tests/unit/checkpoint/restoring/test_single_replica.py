@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
+from gracepoint import machine
 from gracepoint.checkpoint.handler_registry import ParamInfo
 from gracepoint.checkpoint.handlers import ArrayHandler, SingleReplicaArrayHandler
 from gracepoint.checkpoint.options import (
@@ -116,20 +117,24 @@ def test_only_the_primary_replica_reads_and_each_chunk_once(
     assert sorted(name for name in opened if name[0].isdigit()) == ["0.0", "0.1", "1.0", "1.1"]
 
 
-def test_arrays_are_handed_over_in_batches_of_the_memory_that_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many arrays are handed over together."""
+    found: list[int] = []
+    of = replicas.Sums.of
+
+    def noted(sums: replicas.Sums, start: int, stop: int) -> Any:
+        found.append(stop - start)
+        return of(sums, start, stop)
+
+    monkeypatch.setattr(replicas.Sums, "of", noted)
+    return found
+
+
+def test_arrays_are_handed_over_in_batches_of_the_memory_that_is_given(tmp_path: Path, batches: list[int]) -> None:
     like = {f"w{i}": placed(np.full((4, 4), i, np.float32), "y") for i in range(6)}  # 32 bytes of each device
     like["w9"] = placed(np.arange(64, dtype=np.float32))  # 256
     save(engine(tmp_path), 1, like)
-    batches: list[int] = []
-    merge = replicas._merge
-
-    def noted(dtypes: Any, stacked: Any) -> Any:
-        batches.append(len(stacked))
-        return merge(dtypes, stacked)
-
-    monkeypatch.setattr(replicas, "_merge", noted)
     for limit_bytes, expected in ((64, [2, 2, 2, 1]), (1, [1] * 7), (1 << 20, [7])):
         batches.clear()
         assert_same(read(tmp_path / "1", like, broadcast_memory_limit_bytes=limit_bytes), like)
@@ -145,19 +150,16 @@ def test_arrays_are_handed_over_in_batches_of_the_memory_that_is_given(
     ],
 )
 def test_batches_use_a_fraction_of_the_devices_free_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replica: dict[str, float], expected: list[int]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    batches: list[int],
+    replica: dict[str, float],
+    expected: list[int],
 ) -> None:
     like = {f"w{i}": placed(np.full((4, 4), i, np.float32), "y") for i in range(6)}  # 32 bytes of each device
     save(engine(tmp_path), 1, like)
-    batches: list[int] = []
-    merge = replicas._merge
-
-    def noted(dtypes: Any, stacked: Any) -> Any:
-        batches.append(len(stacked))
-        return merge(dtypes, stacked)
-
-    monkeypatch.setattr(replicas, "_merge", noted)
-    monkeypatch.setattr(single_replica, "_device_bytes", lambda: 3 * 128)  # three copies of four arrays
+    # Three copies of four arrays on each device. These devices say nothing of their memory, which is the host's.
+    monkeypatch.setattr(machine, "available_memory_bytes", lambda: 3 * 128 * len(jax.local_devices()))
     assert_same(read(tmp_path / "1", like, **replica), like)
     assert batches == expected
 

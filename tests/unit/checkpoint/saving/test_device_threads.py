@@ -131,10 +131,24 @@ def test_a_snapshot_waits_for_the_threads_of_all_devices(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_the_bound_on_bytes_holds_two_transfers_of_each_device(monkeypatch: pytest.MonkeyPatch, devices: int) -> None:
-    monkeypatch.setattr(device_copy, "AHEAD_BYTES", 1 << 10)
+    monkeypatch.setattr(device_copy, "AHEAD_BYTES", 1 << 14)
+    bound_bytes, started, start = (1 << 14) * max(2, devices) // 2, [], device_copy.start
+
+    def noted(pull: Pull, data: Any, options: WriteOptions) -> Any:
+        if isinstance(data, jax.Array):
+            started.append(pull.bytes)
+        return start(pull, data, options)
+
+    monkeypatch.setattr(device_copy, "start", noted)
     where = NamedSharding(Mesh(np.array(jax.devices("cpu")[:devices]), ("x",)), PartitionSpec("x"))
-    saved = {"w": jax.device_put(np.zeros((64, 64), np.float32), where), "numpy": np.arange(5)}
-    assert transfer_of(saved, in_background=False)._limit.max_bytes == (1 << 10) * max(2, devices) // 2
+    saved = {name: jax.device_put(np.zeros((64, 64), np.float32), where) for name in "uvwxyz"} | {"n": np.arange(5)}
+    copied_bytes = 0
+    for _, values in transfer_of(saved, in_background=False).chunks(soon()):
+        if values.size > 5:
+            copied_bytes += values.nbytes
+        if copied_bytes == bound_bytes:  # nothing is written, so nothing makes room
+            break
+    assert sum(started) == bound_bytes
 
 
 def counting(numbers: range) -> Any:
@@ -234,8 +248,7 @@ def test_memory_is_touched_first_by_several_threads(monkeypatch: pytest.MonkeyPa
         copy(values, into)
 
     monkeypatch.setattr(parallel_copy, "copy", together)
-    monkeypatch.setattr(parallel_copy, "_BLOCK_BYTES", 1 << 10)
-    buffers: list[npt.NDArray[Any]] = [np.full(2 << 10, 7, np.uint8), np.full((2, 256), 7.0, np.float32)]
+    buffers: list[npt.NDArray[Any]] = [np.full(16 << 20, 7, np.uint8), np.full((2, 2 << 20), 7.0, np.float32)]
     with Copies(2) as copies:
         for buffer in buffers:
             copies.zero(buffer)

@@ -154,8 +154,9 @@ def test_device_without_memory_for_slices_is_saved(
     def full(*_: Any) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
-    monkeypatch.setattr(device_copy, "_slice", full)
     saved = state(way)
+    jax.clear_caches()  # of the programs that slice
+    monkeypatch.setattr(jax.lax, "dynamic_slice", full)
     checkpointer = engine(tmp_path, options=WAYS[way])
     checkpointer.prepare(saved)
     save(checkpointer, 1, saved)
@@ -194,7 +195,7 @@ def test_bytes_from_devices_count_until_they_are_written(way: str, limit_bytes: 
     def write_all() -> None:
         """A disk that is slower than the devices: it writes what there is only when there is no room for more."""
         nonlocal in_memory
-        while transfer._taken or not ended.is_set():
+        while unwritten or not ended.is_set():
             with lock:
                 written, unwritten[:] = unwritten[:], []
                 in_memory -= sum(chunk.bytes for chunk in written)

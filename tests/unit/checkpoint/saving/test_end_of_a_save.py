@@ -12,13 +12,14 @@ from typing import Any, cast
 
 import pytest
 
+from gracepoint.checkpoint import Saved
+from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.saving import operation
 from gracepoint.checkpoint.saving.operation import CommitOptions
 from gracepoint.checkpoint.saving.part import PartStages
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.steps.commit import RenameCommit
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.checkpoint.writing import chunk_writer
 from gracepoint.checkpoint.writing.files import WriteJob
 from gracepoint.deadline import Deadline
@@ -85,11 +86,15 @@ def test_late_process_fails_like_the_waiting_one_and_the_step_stays(
 
 
 def test_failed_commit_fails_all_and_the_next_start_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*arguments: object, **options: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    put = StoragePath.put
+
+    def full(path: StoragePath, data: bytes) -> None:
+        if path.name == layout.MANIFEST:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        put(path, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(commit, "_complete", full)
+        patch.setattr(StoragePath, "put", full)
         outcomes = outcomes_in_gang(2, lambda gang: save(engine(tmp_path, gang), 4, small_state(4)))
     for message in messages(outcomes):
         assert "step 4 is durable and not committed" in message
@@ -105,7 +110,8 @@ def test_one_process_reads_the_records_of_all_for_all(
 ) -> None:
     """The processes do not meet, for example as the last one to come has died."""
     calls: list[str] = []
-    met = threading.Barrier(8)
+    count_of_processes = 20  # in a small gang each reads all records
+    met = threading.Barrier(count_of_processes)
 
     def count(owner: Any, name: str) -> None:
         real = getattr(owner, name)
@@ -122,13 +128,17 @@ def test_one_process_reads_the_records_of_all_for_all(
                 super().barrier(key, **options)
                 return
             met.wait(60)
-            raise BarrierTimeout("process 8 did not come", (8,))
+            raise BarrierTimeout("process 20 did not come", (20,))
 
     count(commit, "is_durable")
     count(RenameCommit, "finalize")
-    monkeypatch.setattr(operation, "_FEW", 1)
     store = InMemoryStore()
-    outcomes = outcomes_in_gang(8, lambda gang: save(engine(tmp_path, Apart(store, gang.process_index, 8)), 4, NUMBERS))
+
+    def run(gang: ProcessGroup) -> Saved:
+        apart = Apart(store, gang.process_index, gang.process_count)
+        return save(engine(tmp_path, apart), 4, NUMBERS)
+
+    outcomes = outcomes_in_gang(count_of_processes, run)
     if durable:
         assert [outcome for outcome in outcomes if isinstance(outcome, BaseException)] == []
         assert sorted(calls) == ["finalize", "is_durable"]

@@ -21,7 +21,8 @@ from gracepoint.checkpoint.saving import device_copy
 from gracepoint.checkpoint.saving.device_copy import Pull, has_pinned_memory
 from gracepoint.checkpoint.saving.host_snapshot import Transfer
 from gracepoint.checkpoint.saving.planner import SavePlanner, SaveSettings
-from gracepoint.checkpoint.writing import files, tensorstore_writer
+from gracepoint.checkpoint.storage.posix import PosixBackend
+from gracepoint.checkpoint.writing import tensorstore_writer
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from gracepoint.process_group import ProcessGroup, SingleProcess
@@ -196,26 +197,27 @@ def test_no_more_bytes_are_written_at_once_than_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, express: bool
 ) -> None:
     limit, lock, in_flight, most = 2 * LEAF_BYTES, threading.Lock(), 0, 0
-    writing, write_chunk, end = tensorstore_writer._Store.writing, files._write_chunk, Transfer.written
+    writing, write, end = tensorstore_writer._Store.writing, PosixBackend.write_large, Transfer.written
 
-    def count(chunk: Chunk) -> None:
+    def count(size_bytes: int) -> None:
         nonlocal in_flight, most
         with lock:
-            in_flight += chunk.bytes
+            in_flight += size_bytes
             most = max(most, in_flight)
 
     def begun_by_tensorstore(self: Any, chunk: Chunk, spec: Any, values: Any) -> Any:
         start = writing(self, chunk, spec, values)
 
         def counted() -> Any:
-            count(chunk)
+            count(chunk.bytes)
             return start()
 
         return counted
 
-    def begun(folders: Any, job: Any, chunk: Chunk, *rest: Any) -> Any:
-        count(chunk)
-        return write_chunk(folders, job, chunk, *rest)
+    def begun(path: Any, data: Any, *rest: Any, **named: Any) -> Any:
+        if len(data) == LEAF_BYTES:  # others describe the arrays
+            count(len(data))
+        return write(path, data, *rest, **named)
 
     def ended(self: Transfer, chunk: Chunk) -> None:
         nonlocal in_flight
@@ -224,7 +226,7 @@ def test_no_more_bytes_are_written_at_once_than_the_limit(
         end(self, chunk)
 
     monkeypatch.setattr(tensorstore_writer._Store, "writing", begun_by_tensorstore)
-    monkeypatch.setattr(files, "_write_chunk", begun)
+    monkeypatch.setattr(PosixBackend, "write_large", staticmethod(begun))
     monkeypatch.setattr(Transfer, "written", ended)
     options = WriteOptions(write_limit_bytes=limit, express=express)
     save(engine(tmp_path, options=options), 1, state_of(*(f"d{i}" for i in range(20))))

@@ -34,6 +34,7 @@ from gracepoint.checkpoint.options import DEFAULT_OPTIONS
 from gracepoint.checkpoint.saving import host_snapshot
 from gracepoint.checkpoint.saving.host_snapshot import HostSnapshot
 from gracepoint.errors import ForkedChild, SaveFailed
+from gracepoint.threads import DaemonThread
 from tests.forked import forked
 from tests.interrupts import interrupt
 from tests.leftovers import is_alive
@@ -175,7 +176,6 @@ def test_copies_of_an_interrupted_save_never_reach_the_next_one(
     tmp_path: Path,
     made: Callable[..., StepCheckpointer],
     many_threads: None,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     kind: str,
 ) -> None:
@@ -184,8 +184,14 @@ def test_copies_of_an_interrupted_save_never_reach_the_next_one(
     with pytest.MonkeyPatch.context() as until_interrupted:
         stuck = StuckCopy(until_interrupted, module)
         assert interrupt(lambda: checkpointer.save_in_background(1, state(1), {}), 0.3, times=2)
-    monkeypatch.setattr(host_snapshot, "_LEFT_END_S", 0.05)
-    checkpointer.save_in_background(2, state(2), {})
+    wait = DaemonThread.wait
+
+    def briefly(thread: DaemonThread, timeout_s: float | None = None) -> bool:
+        return wait(thread, None if timeout_s is None else min(timeout_s, 0.05))
+
+    with pytest.MonkeyPatch.context() as impatient:
+        impatient.setattr(DaemonThread, "wait", briefly)
+        checkpointer.save_in_background(2, state(2), {})
     assert "an interrupted save still uses the memory of its snapshot" in caplog.text
     stuck.may_go_on.set()
     names = ("gracepoint: copying", "gracepoint: device")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from gracepoint import process_group
 from gracepoint.checkpoint.saving.schedule import SaveInterval, SaveSchedule
 from gracepoint.errors import BarrierTimeout, SettingsError
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
@@ -24,6 +23,13 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+class Impatient(StoreProcessGroup):
+    """A process that waits a moment for process 0, and not half an hour."""
+
+    def broadcast(self, key: str, value: str | None, *, timeout_s: float, **options: Any) -> str:
+        return super().broadcast(key, value, timeout_s=min(timeout_s, 0.05), **options)
 
 
 def made(
@@ -127,11 +133,8 @@ def test_an_interval_of_either_kind_is_periodic(interval: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("options", [{}, {"every_steps": 2}, {"hastens": True}], ids=str)
-def test_no_process_asks_for_plans_that_it_does_not_need(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(process_group, "_WAIT_S", 0.05)
-    due = made(StoreProcessGroup(InMemoryStore(), 1, 2), **options)  # process 0 publishes nothing
+def test_no_process_asks_for_plans_that_it_does_not_need(options: dict[str, Any]) -> None:
+    due = made(Impatient(InMemoryStore(), 1, 2), **options)  # process 0 publishes nothing
     assert due_steps(due, range(1, 6)) == ([2, 4] if options.get("every_steps") else [])
 
 
@@ -223,9 +226,8 @@ def test_process_0_never_waits_and_others_are_at_most_a_block_ahead() -> None:
     assert run(made(ahead, every_s=10), Clock(), 100, 1.0)
 
 
-def test_process_too_far_ahead_of_process_0_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_group, "_WAIT_S", 0.05)
-    due = made(StoreProcessGroup(InMemoryStore(), 1, 2), every_s=10)
+def test_process_too_far_ahead_of_process_0_is_reported() -> None:
+    due = made(Impatient(InMemoryStore(), 1, 2), every_s=10)
     assert not due.is_due(1)  # the first block has one call, as all know
     with pytest.raises(BarrierTimeout, match="process 0 published nothing"):
         due.is_due(2)

@@ -25,12 +25,14 @@ from gracepoint.async_calls.worker import run_last
 from gracepoint.async_calls.worker_process import CallFailed
 from gracepoint.checkpoint import SaveFailed, WriteOptions, latest_step
 from gracepoint.checkpoint.engine import StepCheckpointer
+from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.options import Silent
 from gracepoint.checkpoint.saving import save_worker
 from gracepoint.checkpoint.saving.extras import SaveExtras
 from gracepoint.checkpoint.saving.host_snapshot import Transfer
 from gracepoint.checkpoint.saving.operation import SaveOperation
 from gracepoint.checkpoint.saving.save_worker import SaveBoard
+from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.checkpoint.writing.pool import Starvation
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, CheckpointNotFound, SettingsError
@@ -255,7 +257,7 @@ def staged(root: Path | str, process: int = 0, count: int = 1) -> Callable[..., 
     """Returns a function that writes step 1 of one process as its worker does, in this process."""
     checkpointer = engine(root, DyingGang(process, count), options=WORKER)
     executor = checkpointer.executor
-    operation = executor.begin(checkpointer._paths, 1, extras=SaveExtras(note="for gpt-1"))
+    operation = executor.begin(Layout(storage_path(root)), 1, extras=SaveExtras(note="for gpt-1"))
     leaves, prepared = executor.planner.plan(small_state())
     operation.describe(leaves, prepared, {})
     snapshot = executor.planner.snapshot(leaves, prepared, operation.key)

@@ -8,7 +8,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ import jax
 import pytest
 
 from gracepoint.checkpoint import AsyncCheckpointer, WriteOptions, api
-from gracepoint.checkpoint import engine as checkpointer_module
+from gracepoint.checkpoint.background_thread import BackgroundThread
 from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.checkpoint.options import Silent
-from gracepoint.checkpoint.saving import executor, snapshot_save
 from gracepoint.checkpoint.saving.executor import SaveExecutor
 from gracepoint.checkpoint.saving.operation import SaveOperation
 from gracepoint.checkpoint.storage import backend as time_limit
@@ -27,7 +26,6 @@ from gracepoint.checkpoint.storage.posix import PosixBackend
 from gracepoint.deadline import Deadline, NewestSnapshot, Situation, SnapshotState, must_choose, plan
 from gracepoint.errors import GracepointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
-from tests import slow_storage
 from tests.slow_storage import SlowStorage
 from tests.unit.checkpoint.fakes.engine import (
     assert_same,
@@ -38,6 +36,7 @@ from tests.unit.checkpoint.fakes.engine import (
     save,
     small_state,
 )
+from tests.unit.checkpoint.fakes.moved_clock import MovedClock
 from tests.waiting import until_no_thread
 
 _PATIENCE_S = 30.0
@@ -131,10 +130,12 @@ def test_stopped_save_frees_the_way_and_never_becomes_a_checkpoint(
 def test_stopped_save_that_ends_late_fails_no_later_one(
     tmp_path: Path, storage: SlowStorage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(executor, "_STOPPED_ENDS_S", 0.0)
-    monkeypatch.setattr(slow_storage, "_LOOK_EVERY_S", 0.3)  # as an operation of the disk that cannot be broken off
+    wait = BackgroundThread.wait
+    storage.look_every_s = 0.3  # as an operation of the disk that cannot be broken off
     checkpointer = begun(tmp_path, storage)
-    checkpointer.executor.stop("a drill")
+    with monkeypatch.context() as impatient:
+        impatient.setattr(BackgroundThread, "wait", lambda thread, timeout_s: wait(thread, 0.0))
+        checkpointer.executor.stop("a drill")
     assert "and is left behind" in caplog.text
     storage.bytes_per_s = math.inf
     checkpointer.save_in_background(2, small_state(2), {})  # training goes on
@@ -143,30 +144,43 @@ def test_stopped_save_that_ends_late_fails_no_later_one(
     assert restored_step(tmp_path) == 2
 
 
-def hang_first_save(monkeypatch: pytest.MonkeyPatch, process_index: int) -> threading.Event:
-    """Has the thread of the first save stuck in one process, past its deadline, until the event is set."""
+def hang_first_save(
+    monkeypatch: pytest.MonkeyPatch, clock: MovedClock, hangs: Callable[[], bool] = lambda: True
+) -> threading.Event:
+    """Has the thread of the first save stuck, long past its deadline, until the event is set.
+
+    Args:
+        monkeypatch: The test's.
+        clock: Of the process that hangs.
+        hangs: Asked in the thread that saves whether its process is to hang.
+    """
     released, run, in_background = threading.Event(), SaveOperation.run, SaveExecutor.in_background
+    hanging: list[SaveOperation] = []
 
     def stuck(save: SaveOperation, *rest: Any) -> Any:
-        if save.temporary.ordinal == 1 and save._gang.process_index == process_index:
+        if save in hanging:
             assert released.wait(_PATIENCE_S)
         return run(save, *rest)
 
     def begin(saver: SaveExecutor, save: SaveOperation, *rest: Any, timeout_s: float, **named: Any) -> None:
-        timeout_s = 0.05 if save.temporary.ordinal == 1 else timeout_s
-        in_background(saver, save, *rest, timeout_s=timeout_s, **named)
+        is_first = save.temporary.ordinal == 1
+        if is_first and hangs():
+            hanging.append(save)
+        in_background(saver, save, *rest, timeout_s=0.05 if is_first else timeout_s, **named)
+        if save in hanging:
+            clock.ahead_s = 60.0
 
     monkeypatch.setattr(SaveOperation, "run", stuck)
     monkeypatch.setattr(SaveExecutor, "in_background", begin)
-    monkeypatch.setattr(snapshot_save, "_LATE_ENDS_S", 0.05)
     return released
 
 
 def test_hanging_save_blocks_training_only_to_its_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    goes_on = hang_first_save(monkeypatch, 0)
-    checkpointer = engine(tmp_path)
+    clock = MovedClock()
+    goes_on = hang_first_save(monkeypatch, clock)
+    checkpointer = engine(tmp_path, clock=clock)
     checkpointer.save_in_background(1, small_state(1), {})
     message = rf"the save of step 1 hangs: .* still at work below {tmp_path}/1\.gracepoint-tmp\..*storage stuck"
     with pytest.raises(SaveFailed, match=message):
@@ -186,11 +200,14 @@ def test_hanging_save_blocks_training_only_to_its_deadline(
 def test_all_refuse_the_same_saves_while_one_process_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hanging: int
 ) -> None:
-    goes_on, meeting = hang_first_save(monkeypatch, hanging), threading.Barrier(2)
+    here, clocks, meeting = threading.local(), [MovedClock(), MovedClock()], threading.Barrier(2)
+    goes_on = hang_first_save(monkeypatch, clocks[hanging], lambda: bool(here.process_index == hanging))
 
     def run(gang: ProcessGroup) -> list[str]:
         said = []
-        with AsyncCheckpointer(gang=gang, timeout_s=_PATIENCE_S) as checkpointer:
+        here.process_index = gang.process_index
+        clock = clocks[gang.process_index]
+        with AsyncCheckpointer(gang=gang, timeout_s=_PATIENCE_S, clock=clock) as checkpointer:
             for path in ("0", "1", "2"):
                 try:
                     checkpointer.save(tmp_path / path, small_state())
@@ -223,14 +240,17 @@ def test_a_hint_does_not_keep_training_waiting_for_a_save_under_way(tmp_path: Pa
 
 
 def test_a_hint_does_not_keep_training_waiting_for_storage_that_is_stuck(
-    tmp_path: Path, storage: SlowStorage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, storage: SlowStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(checkpointer_module, "_HASTEN_TIMEOUT_S", 0.1)
-    checkpointer = engine(tmp_path)
+    clock = MovedClock()
+    checkpointer = engine(tmp_path, clock=clock)
     checkpointer.prepare(small_state())
     storage.bytes_per_s = 0.0
+    storage.asked.clear()
     hastening = threading.Thread(target=checkpointer.hasten)
     hastening.start()
+    assert storage.asked.wait(_PATIENCE_S)
+    clock.ahead_s = 3.0
     hastening.join(_PATIENCE_S / 3)
     assert not hastening.is_alive()
     assert "the directory cannot be written to, and a disruption may be near" in caplog.text
@@ -239,23 +259,25 @@ def test_a_hint_does_not_keep_training_waiting_for_storage_that_is_stuck(
 def test_a_hint_does_not_keep_training_waiting_for_a_store_without_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answers = threading.Event()
+    clock, asked, answers = MovedClock(), threading.Event(), threading.Event()
 
     def repeated(backend: PosixBackend, key: str) -> None:  # as requests to a store that cannot be reached
+        asked.set()
         while not answers.wait(0.01):
             if go_on := time_limit.current():
                 go_on()
 
-    monkeypatch.setattr(checkpointer_module, "_HASTEN_TIMEOUT_S", 0.1)
     monkeypatch.setattr(PosixBackend, "check_usable", repeated)
-    hastening = threading.Thread(target=engine(tmp_path).hasten)
+    hastening = threading.Thread(target=engine(tmp_path, clock=clock).hasten)
     hastening.start()
+    assert asked.wait(_PATIENCE_S)
+    clock.ahead_s = 3.0
     hastening.join(_PATIENCE_S / 3)
     has_ended = not hastening.is_alive()
     answers.set()
     hastening.join(_PATIENCE_S)
     assert has_ended
-    assert "a disruption may be near: not done within 0.1 s" in caplog.text
+    assert "a disruption may be near: not done within 3.0 s" in caplog.text
 
 
 def test_stopped_save_stops_in_all_processes_and_the_next_includes_all(tmp_path: Path, storage: SlowStorage) -> None:

@@ -20,7 +20,7 @@ from gracepoint import checkpoint
 from gracepoint.checkpoint import latest_step
 from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.checkpoint.format import layout
-from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import DoneRecord
 from gracepoint.checkpoint.steps import commit, records, recovery
 from gracepoint.checkpoint.steps import listing as catalog
@@ -546,13 +546,14 @@ def test_a_save_whose_folder_is_renamed_by_another_at_the_last_moment(
 ) -> None:
     leave_uncommitted(tmp_path, 4, (0, 1))
     paths, temporary = Layout(storage_path(tmp_path)), temporary_of(tmp_path)
-    real = commit._complete
+    put = StoragePath.put
 
-    def meanwhile(folder: StoragePath, *about: Any) -> None:
-        real(folder, *about)
-        Path(folder).rename(tmp_path / ("4" if by == "one who commits it" else "4.gracepoint-trash.job-0-a.1"))
+    def meanwhile(path: StoragePath, data: bytes) -> None:
+        put(path, data)
+        if path.name == layout.COMMIT_SUCCESS:
+            Path(path.parent).rename(tmp_path / ("4" if by == "one who commits it" else "4.gracepoint-trash.job-0-a.1"))
 
-    monkeypatch.setattr(commit, "_complete", meanwhile)
+    monkeypatch.setattr(StoragePath, "put", meanwhile)
     if by == "one who commits it":
         assert commit.of(paths).finalize(temporary, replace=False)
     else:
@@ -657,14 +658,15 @@ def test_newer_save_of_an_earlier_attempt_is_waited_for(tmp_path: Path) -> None:
 def test_save_finished_during_listing_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(engine(tmp_path), 1, small_state())
     leave_uncommitted(tmp_path, 4, (0,), attempt="job-0-z")
-    real = catalog._is_live
+    clock, last_change_s = Clock(), RenameCommit.last_change_s
 
-    def finished_meanwhile(*arguments: Any) -> bool:
+    def finished_meanwhile(way: RenameCommit, temporary: Temporary) -> float:
         leave_uncommitted(tmp_path, 4, (1,), attempt="job-0-z")
-        return real(*arguments)
+        return last_change_s(way, temporary)
 
-    monkeypatch.setattr(catalog, "_is_live", finished_meanwhile)
-    assert list_steps(tmp_path, Clock()).steps == (4, 1)
+    monkeypatch.setattr(RenameCommit, "last_change_s", finished_meanwhile)
+    assert list_steps(tmp_path, clock).steps == (4, 1)
+    assert clock.now_s == 100, "the writer is looked at before what is durable is committed, so it is not waited for"
 
 
 def test_a_save_that_keeps_changing_is_waited_for_until_the_deadline_only(tmp_path: Path) -> None:

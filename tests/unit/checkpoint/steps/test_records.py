@@ -76,10 +76,9 @@ def test_a_step_without_a_note_has_no_file_for_it(tmp_path: Path) -> None:
     assert not (tmp_path / "4" / layout.NOTE).exists()
 
 
-def test_all_files_of_a_manifest_in_parts_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "_PARTS_AT_ONCE", 2)
+def test_all_files_of_a_manifest_in_parts_are_found(tmp_path: Path) -> None:
     folder, own = storage_path(tmp_path), {layout.CHUNK_WRITERS: StoredFile(1, 1)}
-    chunks = {f"default/w/{process}": StoredFile(process, 0) for process in range(5)}
+    chunks = {f"default/w/{process}": StoredFile(process, 0) for process in range(150)}
     for process, (path, file) in enumerate(chunks.items()):
         (folder / layout.manifest_part(process)).put(ManifestPart({path: file}, {}).to_bytes())
     manifest = Manifest(1, "default", "job-0", 0, len(chunks), (), own, {}, (), 0)

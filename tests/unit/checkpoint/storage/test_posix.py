@@ -11,12 +11,14 @@ import pytest
 from gracepoint.checkpoint.storage import posix
 from gracepoint.checkpoint.storage.storage_path import storage_path
 from tests.forked import forked
+from tests.waiting import PassingTime
 
 
 def test_a_process_that_is_stopped_while_it_replaces_keeps_nobody_else_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(posix, "_LOCK_S", 0.1)
+    passing = PassingTime()
+    monkeypatch.setattr(posix, "time", passing)
     value = storage_path(tmp_path / "v")
     made = value.create(b"first")
     stopped = os.open(tmp_path, os.O_RDONLY)
@@ -24,6 +26,7 @@ def test_a_process_that_is_stopped_while_it_replaces_keeps_nobody_else_from_it(
     value.replace(b"second", made)
     os.close(stopped)
     assert value.read_bytes() == b"second"
+    assert passing.now_s == pytest.approx(5.0, abs=0.2)
 
 
 def test_a_process_that_is_forked_during_a_replacement_does_not_keep_the_lock(
@@ -48,16 +51,27 @@ def test_a_process_that_is_forked_during_a_replacement_does_not_keep_the_lock(
 
 
 @pytest.mark.integration
-def test_a_parent_that_is_killed_during_a_replacement_does_not_leave_its_lock_to_a_child(tmp_path: Path) -> None:
-    with posix._locked(tmp_path):
-        (descriptor,) = posix._lockable
-        other = os.open(tmp_path, os.O_RDONLY)
+def test_a_parent_that_is_killed_during_a_replacement_does_not_leave_its_lock_to_a_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = storage_path(tmp_path / "v")
+    made = value.create(b"first")
+    flock, children = fcntl.flock, list[str]()
+    other = os.open(tmp_path, os.O_RDONLY)
 
-        def killed() -> None:
-            null = os.open("/dev/null", os.O_RDONLY)
-            os.dup2(null, descriptor)  # as the kernel closes the descriptors of the dead
-            os.close(null)
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if it is locked
+    def locked(descriptor: int, operation: int) -> None:
+        flock(descriptor, operation)
+        if operation & fcntl.LOCK_EX:
 
-        forked(lambda: "lives on", meanwhile=killed)
+            def killed() -> None:
+                null = os.open("/dev/null", os.O_RDONLY)
+                os.dup2(null, descriptor)  # as the kernel closes the descriptors of the dead
+                os.close(null)
+                flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if it is locked
+
+            children.append(forked(lambda: "lives on", meanwhile=killed))
+
+    monkeypatch.setattr(fcntl, "flock", locked)
+    value.replace(b"second", made)
     os.close(other)
+    assert children == ["lives on"]

@@ -58,9 +58,10 @@ def test_only_the_latest_seconds_count() -> None:
 class Policies:
     """How the kernel schedules the threads that run calls of a pool."""
 
-    def __init__(self, pool: WritePool) -> None:
+    def __init__(self, pool: WritePool, together: int = 1) -> None:
         self._pool = pool
         self._lock = threading.Lock()
+        self._together = threading.Barrier(together, timeout=_TIMEOUT_S)  # so many that do not give way end at once
         self.begun: list[int] = []
         self.ended: list[int] = []
 
@@ -71,6 +72,7 @@ class Policies:
         while os.sched_getscheduler(0) == os.SCHED_IDLE:
             self._pool.go_on()
             time.sleep(0.005)
+        self._together.wait()
         with self._lock:
             self.ended.append(os.sched_getscheduler(0))
 
@@ -98,14 +100,13 @@ def test_new_threads_take_over_when_a_save_becomes_urgent(tmp_path: Path) -> Non
     urgent, before = threading.Event(), os.sched_getscheduler(0)
     # Beside busy processes, the threads take long to begin. They must not count as starved meanwhile.
     with pool_at(storage_path(tmp_path), IdlePriority(urgent.is_set, patience_s=600.0)) as pool:
-        policies = Policies(pool)
+        policies = Policies(pool, together=THREADS)
         for _ in range(2 * THREADS):
             pool.add(1, policies.act)
         until(lambda: len(policies.begun) == size_beside_training().writers, "all writers to begin")
         assert set(policies.begun) == {os.SCHED_IDLE}
         assert policies.ended == []
         urgent.set()
-        until(lambda: len(pool._writers) == size_beside_training().writers + THREADS, "the writers that take over")
     assert policies.ended == [before] * 2 * THREADS
     assert os.sched_getscheduler(0) == before
 

@@ -65,7 +65,7 @@ def test_files_that_new_threads_take_over_are_whole_and_told_of_once(
         if os.sched_getscheduler(0) == os.SCHED_IDLE:
             blocks.append(len(block))
             urgent.set()
-            until(lambda: ways[0]._over, "other threads to take over")
+            until(lambda: ways[0].must_end(), "other threads to take over")
         return crc32(block, checksum)
 
     def noted(is_urgent: Callable[[], bool]) -> IdlePriority:
