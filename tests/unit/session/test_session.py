@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -1010,8 +1010,14 @@ def _keeping_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The steps of these loops take no time, and the machine may be busy."""
 
     class Quick(sync_points.LastState):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments[:-1], lambda: 0.0)
+        def __init__(
+            self,
+            host_state: Callable[[], Mapping[str, Any]],
+            pressing: Callable[[], bool],
+            signalled: Callable[[], bool],
+            clock: Callable[[], float],
+        ) -> None:
+            super().__init__(host_state, pressing, signalled, clock=lambda: 0.0)
 
     monkeypatch.setattr(session_module, "LastState", Quick)
 
