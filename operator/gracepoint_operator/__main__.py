@@ -77,6 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
         kept=Limits(given.preemption_ttl_seconds, given.preemption_history_limit, given.request_ttl_seconds),
         first_seen_place=(given.namespace, given.sightings) if given.sightings else None,
         protects_pods=given.protect_pods == "true",
+        deletes_pods=given.delete_pods == "true",
         longest_hold_s=given.longest_eviction_hold_seconds,
         watches_devices=given.device_taints == "true",
     )
@@ -235,6 +236,12 @@ def _parser() -> argparse.ArgumentParser:
         choices=("true", "false"),
         default="false",
         help="whether the operator has the right to annotate pods, which protects them from autoscalers",
+    )
+    parser.add_argument(
+        "--delete-pods",
+        choices=("true", "false"),
+        default="false",
+        help="whether the operator has the right to delete pods, which ends sidecars that outlive the training",
     )
     parser.add_argument(
         "--device-taints",

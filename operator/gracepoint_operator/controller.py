@@ -61,7 +61,7 @@ from gracepoint_operator.model.preemption_record import PreemptionRecord
 from gracepoint_operator.recording import garbage_collector, policy_writer, trouble_recorder
 from gracepoint_operator.recording.event_recorder import EventRecorder
 from gracepoint_operator.recording.garbage_collector import AcknowledgementLog, GarbageCollector
-from gracepoint_operator.recording.pod_writer import FirstSeenWriter, PodProtector
+from gracepoint_operator.recording.pod_writer import FirstSeenWriter, PodProtector, SidecarEnder
 from gracepoint_operator.recording.policy_writer import ConnectionWriter, PolicyWriter
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter, RequestWriter
 from gracepoint_operator.recording.replica_lease import ReplicaLease
@@ -100,6 +100,7 @@ class ControllerSettings:
         kept: How many Preemptions that have ended are kept, and for how long.
         first_seen_place: Namespace and name of the ConfigMap of ``FirstSeenWriter``. None: nothing is kept.
         protects_pods: Whether the operator has the right to annotate pods.
+        deletes_pods: Whether the operator has the right to delete pods.
         longest_hold_s: Evictions are held for at most so many seconds, whatever a policy says.
         watches_devices: Whether the taints of devices are watched. The operator needs the right to do so.
         write_interval_s: Pause between two writes of one object to the API.
@@ -115,6 +116,7 @@ class ControllerSettings:
     kept: Limits = dataclasses.field(default_factory=Limits)
     first_seen_place: tuple[str, str] | None = None
     protects_pods: bool = False
+    deletes_pods: bool = False
     longest_hold_s: float = DEFAULT_LONGEST_HOLD_S
     watches_devices: bool = False
     write_interval_s: float = 1.0
@@ -272,6 +274,7 @@ class Reconciler:
                 "a gang is not notified yet, as many were of signals that are not certain",
                 extra=about(workload_uid=uid),
             )
+        self._writers.sidecars.look(gang)
         observe_at = self._writers.policies.goodput.observe(gang)  # last, so that no notice waits for it
         look_at = self._writers.waits.observe(gang)
         decided = dataclasses.replace(gang, preemptions=tuple(self._cache.preemptions.of_workload(uid)))
@@ -395,8 +398,11 @@ class Controller:
     def _new_writers(self, settings: ControllerSettings, events: EventRecorder, lease: ReplicaLease) -> Writers:
         api, cache, metrics, clock = self.api, self.cache, self.metrics, self._clock
         interval_s, protects_pods = settings.write_interval_s, settings.protects_pods
+        deletes_pods = settings.deletes_pods
         acknowledgements = AcknowledgementLog()
-        policies = PolicyWriter(api, cache, lease, metrics, clock, interval_s, protects_pods=protects_pods)
+        policies = PolicyWriter(
+            api, cache, lease, metrics, clock, interval_s, protects_pods=protects_pods, deletes_pods=deletes_pods
+        )
         preemptions = PreemptionWriter(api, cache, acknowledgements, policies, events, metrics, interval_s)
         return Writers(
             acknowledgements=acknowledgements,
@@ -407,6 +413,7 @@ class Controller:
             waits=WaitRecorder(api, cache, policies, preemptions, events, metrics, clock, interval_s),
             requests=RequestWriter(api, metrics, interval_s),
             pods=PodProtector(api, cache, metrics, clock, interval_s, allowed=protects_pods),
+            sidecars=SidecarEnder(api, cache, metrics, interval_s, allowed=deletes_pods),
             first_seen=FirstSeenWriter(api, cache, settings.first_seen_place, metrics, clock, interval_s),
         )
 

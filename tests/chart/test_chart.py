@@ -79,7 +79,7 @@ def test_the_role_is_exactly_this(render: Render) -> None:
         "/nodes": read,
         "/pods": read,
         "policy/poddisruptionbudgets": {"list"},
-        "events.k8s.io/events": {"create"},
+        "events.k8s.io/events": {"create", "list"},
         "karpenter.sh/nodeclaims": watch,
         "kueue.x-k8s.io/workloads": read,
         "batch/jobs": read,
@@ -105,7 +105,12 @@ def test_the_role_is_exactly_this(render: Render) -> None:
 @pytest.mark.parametrize("settings", MODES)
 def test_watched_namespaces_are_the_only_ones_that_it_has_rights_in(render: Render, settings: list[str]) -> None:
     """And the only ones whose jobs the webhooks get."""
-    more = ("protection.enabled=true", "deviceTaints.enabled=true", "admission.excludedNamespaces={batch}")
+    more = (
+        "protection.enabled=true",
+        "podDeletion.enabled=true",
+        "deviceTaints.enabled=true",
+        "admission.excludedNamespaces={batch}",
+    )
     objects = render(*settings, "watchNamespaces={research,prod}", *more)
     everywhere = {b["roleRef"]["name"] for b in of_kind(objects, "ClusterRoleBinding")}
     of_all = [rule for name in everywhere for rule in cluster_role(objects, name)["rules"]]
@@ -125,7 +130,7 @@ def test_watched_namespaces_are_the_only_ones_that_it_has_rights_in(render: Rend
     bound: dict[str, set[str]] = {}
     for binding in of_kind(objects, "RoleBinding"):
         bound.setdefault(binding["metadata"]["namespace"], set()).add(binding["roleRef"]["name"])
-    wanted = {"gp-gracepoint-namespaces", "gp-gracepoint-protection"}
+    wanted = {"gp-gracepoint-namespaces", "gp-gracepoint-protection", "gp-gracepoint-pod-deletion"}
     assert bound.pop("gp-system") == {"gp-gracepoint-trust", "gp-gracepoint-sightings", "gp-gracepoint-leases"}
     assert bound == {"research": wanted, "prod": wanted}
     selector = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["research", "prod"]}
@@ -268,6 +273,7 @@ def test_the_command_line_is_the_one_that_the_operator_takes(render: Render) -> 
         "--request-ttl-seconds": "3600",
         "--longest-eviction-hold-seconds": "600",
         "--protect-pods": "false",
+        "--delete-pods": "false",
         "--device-taints": "false",
         "--account-metrics": "true",
         "--pending-connections": "1024",
@@ -292,6 +298,12 @@ def test_the_command_line_is_the_one_that_the_operator_takes(render: Render) -> 
 def test_operator_annotates_pods_only_with_the_right_to_it(render: Render) -> None:
     args = pod_spec(render("protection.enabled=true"))["containers"][0]["args"]
     assert args[args.index("--protect-pods") + 1] == "true"
+
+
+@pytest.mark.parametrize("enabled", ["false", "true"])
+def test_operator_deletes_pods_only_with_the_right_to_it(render: Render, enabled: str) -> None:
+    args = pod_spec(render(f"podDeletion.enabled={enabled}"))["containers"][0]["args"]
+    assert args[args.index("--delete-pods") + 1] == enabled
 
 
 @pytest.mark.parametrize("enabled", [False, True])
@@ -818,6 +830,7 @@ def test_the_usual_values_of_charts_reach_its_objects(render: Render) -> None:
         "extraVolumeMounts[0].mountPath=/more",
         "topologySpreadConstraints[0].maxSkew=2",
         "protection.enabled=true",
+        "podDeletion.enabled=true",
         "podDisruptionBudget.enabled=false",
         "prometheusRule.enabled=true",
         "dashboard.enabled=true",

@@ -39,6 +39,7 @@ def readiness(
     now: float,
     *,
     protects_pods: bool,
+    deletes_pods: bool,
     hold_limit: HoldLimit,
     withdrawn: str | None,
 ) -> Condition:
@@ -49,6 +50,7 @@ def readiness(
         applied: The same under the limits of administrators.
         now: Seconds since the epoch.
         protects_pods: Whether the operator has the right to annotate pods.
+        deletes_pods: Whether the operator has the right to delete pods.
         hold_limit: For how long evictions are held at most.
         withdrawn: Why the default that the policy is the copy of is none any more. None: it is one, or was none.
     """
@@ -75,6 +77,12 @@ def readiness(
         message += (
             "; found spec.voluntaryDisruption, but an administrator does not allow it here "
             "(spec.limits.protection of a ClusterCheckpointPolicy), so autoscalers move the pods at any time"
+        )
+    if policy.spec.sidecars.end_with_training and not deletes_pods:
+        reason = "SidecarsStay"
+        message += (
+            "; found spec.sidecars.endWithTraining, but the operator may not delete pods, so a sidecar that does not "
+            "end keeps a gang on its nodes; install the chart with podDeletion.enabled=true, or remove the field"
         )
     hold, ours = policy.spec.eviction_hold, applied.spec.eviction_hold
     if hold.enabled and not ours.enabled:

@@ -320,7 +320,7 @@ def _refusal(holdup: Holdup) -> WaitKind:
 
 def _has_left(gang: GangSnapshot, exit_code: int | None) -> bool:
     """True if a process has ended as it should: another exit code is a program's error."""
-    codes = set() if gang.policy is None else set(gang.policy.spec.after_save.model_dump().values())
+    codes = [] if gang.policy is None else gang.policy.spec.after_save.exit_codes
     return exit_code == 0 or exit_code in codes
 
 

@@ -387,14 +387,14 @@ class KubeClient:
             raise AlreadyExists(str(error)) from error
 
     async def delete(self, kind: Kind, body: JsonObject) -> None:
-        """Deletes exactly this object, in the version of ``body``.
+        """Deletes exactly this object, in the version of ``body`` if it names one.
 
         Raises:
             NotFound: The object does not exist.
             Conflict: There is another object of that name, or another version.
         """
         meta = body["metadata"]
-        version = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
+        version = {name: meta[name] for name in ("uid", "resourceVersion") if name in meta}
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": version}
         await self._call("DELETE", kind.path(meta.get("namespace"), meta["name"]), body=options)
 

@@ -418,7 +418,8 @@ def _holdup(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Holdup | None
     phase = status.get("phase") or "Pending"
     main, init = status.get("containerStatuses") or (), status.get("initContainerStatuses") or ()
     if phase == "Failed":
-        ran = any(_has_run(entry) for entry in (*main, *init))
+        # The garbage collector fails pods of nodes that are gone, with the states as the kubelet wrote them last.
+        ran = any(_has_run(entry) or (entry.get("state") or {}).get("running") for entry in (*main, *init))
         return None if ran else _said(HeldUp.REFUSED, status)
     if phase == "Succeeded" or any(_has_failed(entry) for entry in init):
         return None

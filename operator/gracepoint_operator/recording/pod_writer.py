@@ -1,4 +1,4 @@
-"""What the operator writes beside its own resources: annotations of pods, and when marks were first seen.
+"""What the operator writes beside its own resources: annotations and ends of pods, and when marks were first seen.
 
 Everything runs on the controller's event loop, as tasks of a write queue.
 
@@ -13,6 +13,8 @@ status says, so both replicas decide the same. A pod is written only if its anno
 Both replicas may write the same. Each takes the pods of a gang in a random order, and leaves out those on which the
 watch shows the other replica's annotations by then. At most ``_AT_ONCE`` writes are in progress: those of a large gang
 must not take all threads of ``KubeClient``, which others need without delay.
+
+``SidecarEnder`` deletes pods that only sidecars keep running, if the policy wants it.
 
 ``FirstSeenWriter`` keeps the times at which marks were first seen, beyond the life of one process. The API does not
 tell when a label, an annotation, a field or most taints were set. It only tells when their owner last changed anything
@@ -32,10 +34,11 @@ pods. So the ConfigMap has at most the marks that concerned a pod in that time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import random
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.cache.indexes import digest
@@ -43,11 +46,12 @@ from gracepoint_operator.goodput import accounts
 from gracepoint_operator.goodput.pods_seen import Exposure, exposure
 from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
-from gracepoint_operator.kube.objects import Pod, changes
+from gracepoint_operator.kube.objects import HeldUp, Pod, changes
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
 from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
+from gracepoint_operator.resources import CheckpointPolicySpec
 from gracepoint_operator.workloads import Workload
 
 _AT_ONCE = 2
@@ -142,6 +146,64 @@ class PodProtector:
                 return
         if pod.uid in self._cache.objects.pods:  # else nobody would forget it
             self._written[pod.uid] = (pod, protect)
+
+
+class SidecarEnder:
+    """Deletes pods whose training has left while another container keeps them running (``sidecars.endWithTraining``).
+
+    Such a pod ends only when all its containers have ended, and so the gang does not come back elsewhere. ``look`` is
+    called with each gang that is decided about. Both replicas may delete the same pod; the second finds it deleted.
+
+    Args:
+        api: The API server.
+        cache: What is known of the cluster.
+        metrics: Counts failures.
+        interval_s: Seconds between two attempts for one pod.
+        allowed: Whether the operator has the right to delete pods. Without it, nothing is deleted.
+    """
+
+    def __init__(
+        self, api: KubeClient, cache: ClusterCache, metrics: Metrics, interval_s: float, *, allowed: bool
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._allowed = allowed
+        self._write_queue = WriteQueue("end of a sidecar", self._delete, metrics, interval_s)
+
+    def look(self, gang: GangSnapshot) -> None:
+        """Deletes the pods of a gang soon that only sidecars keep running."""
+        policy = gang.policy
+        if not self._allowed or policy is None or not policy.spec.sidecars.end_with_training:
+            return
+        for pod in kept_by_sidecars(gang.processes, policy.spec):
+            self._write_queue.touch((pod.namespace, pod.name))
+
+    async def close(self, timeout_s: float) -> None:
+        await self._write_queue.close(timeout_s)
+
+    async def _delete(self, key: Key) -> None:
+        pod = self._cache.objects.pod_named(*key)
+        if pod is None or pod.deletion_at is not None or pod.holdup is None or pod.holdup.at is not HeldUp.SIDECAR:
+            return
+        body: JsonObject = {"metadata": {"namespace": pod.namespace, "name": pod.name, "uid": pod.uid}}
+        with contextlib.suppress(client.NotFound, client.Conflict):
+            await self._api.delete(objects.PODS, body)
+
+
+def kept_by_sidecars(processes: Sequence[Pod], policy: CheckpointPolicySpec) -> list[Pod]:
+    """Returns the pods of a gang that are to be deleted because only sidecars run in them.
+
+    After a save these are all, once every process has left: until then some may report, or write. A process that did
+    not get into the job is replaced alone.
+    """
+    left, apart = frozenset(policy.after_save.exit_codes), policy.not_joined_exit_code
+    codes = {pod.uid: pod.holdup.exit_code for pod in processes if pod.holdup and pod.holdup.at is HeldUp.SIDECAR}
+    all_left = all(pod.finished or codes.get(pod.uid) in left for pod in processes)
+    return [
+        pod
+        for pod in processes
+        if pod.deletion_at is None and (codes.get(pod.uid) == apart or (all_left and codes.get(pod.uid) in left))
+    ]
 
 
 log = logging.getLogger(__name__)

@@ -161,6 +161,7 @@ class PolicyWriter:
         clock: Seconds since the epoch.
         interval_s: Seconds between two writes of one policy.
         protects_pods: Whether the operator has the right to annotate pods.
+        deletes_pods: Whether it has the right to delete pods.
 
     Attributes:
         goodput: Keeps the accounts of the workloads' time, which are in the statuses.
@@ -176,6 +177,7 @@ class PolicyWriter:
         interval_s: float,
         *,
         protects_pods: bool = False,
+        deletes_pods: bool = False,
     ) -> None:
         self._api = api
         self._cache = cache
@@ -184,6 +186,7 @@ class PolicyWriter:
         self._moved: set[Key] = set()  # policies of which only figures have moved since the last write
         self._figures_at: dict[Key, float] = {}  # policy -> when its figures were written last, as far as known here
         self._protects_pods = protects_pods
+        self._deletes_pods = deletes_pods
         self._forecasts: dict[str, WorkloadForecast] = {}  # workload's UID -> newest that came to this replica
         self._unrecorded: dict[Key, dict[str, str]] = {}  # policy -> Preemption's name -> why it is refused
         self._mended: set[Key] = set()  # policies of which nothing is refused any more, until that is written
@@ -432,6 +435,7 @@ class PolicyWriter:
                 self._cache.policies.limited(policy),
                 now,
                 protects_pods=self._protects_pods,
+                deletes_pods=self._deletes_pods,
                 hold_limit=self._cache.policies.hold_limit(policy.namespace),
                 withdrawn=self._cache.policies.why_withdrawn(policy),
             ),

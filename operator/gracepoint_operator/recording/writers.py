@@ -10,7 +10,7 @@ import dataclasses
 
 from gracepoint_operator.kube.objects import PREEMPTIONS, REQUESTS, Kind
 from gracepoint_operator.recording.garbage_collector import AcknowledgementLog
-from gracepoint_operator.recording.pod_writer import FirstSeenWriter, PodProtector
+from gracepoint_operator.recording.pod_writer import FirstSeenWriter, PodProtector, SidecarEnder
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter, RequestWriter
 from gracepoint_operator.recording.trouble_recorder import StallRecorder, TroubleRecorder
@@ -31,6 +31,7 @@ class Writers:
         waits: What gangs wait for before they run.
         requests: The answers to requests.
         pods: The annotations that protect pods from autoscalers.
+        sidecars: The ends of pods that outlive their training.
         first_seen: When marks were first seen.
     """
 
@@ -42,6 +43,7 @@ class Writers:
     waits: WaitRecorder
     requests: RequestWriter
     pods: PodProtector
+    sidecars: SidecarEnder
     first_seen: FirstSeenWriter
 
     def follow(self, policy: CheckpointPolicy) -> None:
@@ -78,6 +80,7 @@ class Writers:
             self.waits,
             self.requests,
             self.pods,
+            self.sidecars,
             self.first_seen,
         )
         await asyncio.gather(*(writer.close(timeout_s) for writer in writers))

@@ -345,6 +345,16 @@ class Startup(Model):
     afterSave does not use."""
 
 
+class Sidecars(Model):
+    """Containers that run beside the training without being native sidecars: they keep their pods running after the
+    training has left, so that the gang does not come back elsewhere."""
+
+    end_with_training: bool = False
+    """True: once all processes of a gang have left with an exit code of afterSave, the operator deletes the pods that
+    other containers keep running, and at once that of a process that ended with startup.notJoinedExitCode. It needs the
+    right to delete pods (the chart's podDeletion.enabled)."""
+
+
 class ExitBreaker(Model):
     """Stops a loop in which a job saves, exits, starts again and is disrupted again."""
 
@@ -448,6 +458,8 @@ class CheckpointPolicySpec(PolicyInForce):
     """How long processes wait for one another at the start. An edit applies to JobSets created afterwards."""
     after_save: AfterSave = AfterSave()
     """How processes exit after a save. An edit applies to JobSets created afterwards."""
+    sidecars: Sidecars = Sidecars()
+    """What becomes of containers that outlive the training. An edit takes effect at once."""
     voluntary_disruption: VoluntaryDisruption = VoluntaryDisruption()
     """When autoscalers may move the pods for reasons of their own. An edit takes effect at once."""
     stalls: StallPolicy = StallPolicy()

@@ -581,7 +581,7 @@ def creation_warnings(made: Json, policy: CheckpointPolicy) -> list[str]:
         *_counted(made, policy),
         *_counted_without_a_run(made, members),
         *_counted_in_place(made, members, policy),
-        *_kept_by_sidecars(members),
+        *([] if policy.spec.sidecars.end_with_training else _kept_by_sidecars(members)),
         *_restarted_alone(made, members),
         *_killed_at_once(members),
         *_keeper_killed(members),
@@ -667,7 +667,8 @@ def _kept_by_sidecars(members: list[TrainingJob]) -> list[str]:
     return [
         f"{member.path}.template.spec.containers[{container['name']}]: if this container does not end with the "
         "training, the pod stays on its node after the save, and the gang does not come back elsewhere. Make it an "
-        "init container with restartPolicy: Always, which the kubelet ends after the training"
+        "init container with restartPolicy: Always, which the kubelet ends after the training, or let the operator end "
+        "it by the policy's spec.sidecars.endWithTraining"
         for member in members
         for container in member.template["spec"].get("containers") or []
         if container.get("name") != member.container["name"]

@@ -119,6 +119,13 @@ def test_a_pod_that_a_kubelet_refuses_is_named_with_its_node(reason: str, messag
     assert message[:40] in wait.message
 
 
+def test_a_pod_of_a_node_that_is_gone_has_run_although_nobody_said_that_it_ended() -> None:
+    """The garbage collector fails it, with the states as the kubelet wrote them last."""
+    made = refused("", "")
+    made["status"]["containerStatuses"] = [container(running={"startedAt": "2026-03-01T11:00:00Z"})]
+    assert waits(replaced(Scene(), made)) == ()
+
+
 def test_refusals_of_one_process_again_and_again_are_one_wait_since_the_first() -> None:
     scene = replaced(Scene(), refused("OutOfcpu", "cpu", life=0, created_at=NOW - 300))
     scene.seen(kinds.PODS, refused("OutOfcpu", "cpu", life=1, created_at=NOW - 100))

@@ -84,6 +84,7 @@ class Replica:
         first_seen_place: tuple[str, str] | None = None,
         *,
         protects_pods: bool = True,
+        deletes_pods: bool = True,
         write_interval_s: float = 0.02,
     ) -> None:
         self.api = api
@@ -94,6 +95,7 @@ class Replica:
             write_interval_s=write_interval_s,
             first_seen_place=first_seen_place,
             protects_pods=protects_pods,
+            deletes_pods=deletes_pods,
             tick_s=0.05,
         )
         self.core = Controller(api, self.metrics, clock, settings)

@@ -168,7 +168,7 @@ def test_policy_fields_of_a_newer_version_are_ignored_and_named(
     assert named in read.unknown
     assert getattr(read.spec, field) == read_as
     limit = HoldLimit(600.0, "the chart")
-    ready = readiness(read, read, 0.0, protects_pods=False, hold_limit=limit, withdrawn=None)
+    ready = readiness(read, read, 0.0, protects_pods=False, deletes_pods=False, hold_limit=limit, withdrawn=None)
     assert (ready.status, ready.reason) == ("True", "UnknownValues")
     assert named in ready.message
 
@@ -270,7 +270,10 @@ def test_unknown_status_fields_of_a_newer_replica_are_not_reported() -> None:
     assert read.status.workloads.count == 1
     assert [condition.status for condition in read.status.conditions or ()] == ["Unknown"]
     limit = HoldLimit(600.0, "the chart")
-    assert readiness(read, read, 0.0, protects_pods=False, hold_limit=limit, withdrawn=None).reason == "Watching"
+    assert (
+        readiness(read, read, 0.0, protects_pods=False, deletes_pods=False, hold_limit=limit, withdrawn=None).reason
+        == "Watching"
+    )
 
 
 def test_record_of_a_newer_version_is_read_and_not_changed() -> None:

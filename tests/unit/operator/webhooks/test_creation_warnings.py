@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gracepoint_operator.resources import CheckpointPolicy
+from gracepoint_operator.resources.policy import Sidecars
 from gracepoint_operator.webhooks import inject_workload
 from gracepoint_operator.webhooks.release_contract import Patched, creation_warnings, release_contract
 from tests.unit.operator.fakes.samples import SETTINGS, Json, jobset, pod_of, policy_spec, replicated_job
@@ -159,6 +160,13 @@ def test_a_container_that_may_outlive_the_training_is_warned_of() -> None:
     (text,) = [text for text in of(body, policy()) if "containers[logs]" in text]
     assert "the pod stays on its node after the save" in text
     assert "restartPolicy: Always" in text
+
+
+def test_a_container_that_the_operator_ends_is_not_warned_of() -> None:
+    body, under = jobset(), policy()
+    pod_of(body)["containers"].append({"name": "logs", "image": "l"})
+    spec = under.spec.model_copy(update={"sidecars": Sidecars(end_with_training=True)})
+    assert not [text for text in of(body, under.model_copy(update={"spec": spec})) if "containers[logs]" in text]
 
 
 def test_a_native_sidecar_is_not_warned_of() -> None:
