@@ -44,7 +44,7 @@ async def ended_record(gang: Gang, replica: Replica) -> Json:
     return found
 
 
-async def test_restored_records_are_as_before_and_tell_nobody(gang: Gang) -> None:
+async def test_restored_records_are_as_before_and_notify_nobody(gang: Gang) -> None:
     await gang.make()
     async with running(gang) as replica:
         before = await ended_record(gang, replica)

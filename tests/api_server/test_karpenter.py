@@ -100,7 +100,7 @@ def _configuration(url: str, authority: bytes) -> dict[str, object]:
     return {"metadata": {"name": "gracepoint"}, "webhooks": [webhook]}
 
 
-async def test_drain_waits_for_the_save_and_then_goes_on(gang: KarpenterGang, tmp_path: Path) -> None:
+async def test_drain_waits_for_the_save_and_then_continues(gang: KarpenterGang, tmp_path: Path) -> None:
     async with watching(gang, tmp_path) as replica:
         await gang.delete_claim(gang.claim(0))
 
@@ -167,7 +167,9 @@ async def test_gang_leaves_a_drifted_node_when_its_replacement_is_there(gang: Ka
     [pytest.param({"grace": "8h", "capacity": "spot"}, id="spot, terminationGracePeriod of hours")],
     indirect=True,
 )
-async def test_deleted_claim_is_told_at_once_to_pods_that_nobody_evicts(gang: KarpenterGang, tmp_path: Path) -> None:
+async def test_pods_that_nobody_evicts_are_notified_at_once_of_a_deleted_claim(
+    gang: KarpenterGang, tmp_path: Path
+) -> None:
     await gang.protect()
     async with watching(gang, tmp_path) as replica:
         processes = [await replica.connect(index) for index in (0, 1)]

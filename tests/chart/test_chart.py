@@ -545,7 +545,9 @@ def configurations(objects: list[Json]) -> list[Json]:
     return [one(objects, f"{kind}WebhookConfiguration") for kind in ("Mutating", "Validating")]
 
 
-def test_cert_managers_injector_tells_the_api_server_so_that_the_operator_needs_no_right(render: Render) -> None:
+def test_cert_managers_injector_gives_the_api_server_the_authority_so_that_the_operator_needs_no_right(
+    render: Render,
+) -> None:
     objects = render("tls.mode=certManager")
     assert not writes_webhooks(objects)
     for found in configurations(objects):

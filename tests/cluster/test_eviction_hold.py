@@ -144,7 +144,7 @@ def test_eviction_waits_for_the_save_up_to_the_bound(installed: Cluster, gang: s
     assert record["spec"]["evictionAttemptedAt"] == attempted_at
 
 
-def test_an_eviction_goes_on_while_no_operator_runs(installed: Cluster, gang: str) -> None:
+def test_an_eviction_continues_while_no_operator_runs(installed: Cluster, gang: str) -> None:
     with stopped(installed):
         name = running(installed, gang)[0]["metadata"]["name"]
         assert evict(installed, name) == ""

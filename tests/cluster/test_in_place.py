@@ -187,7 +187,9 @@ def test_a_crash_restarts_in_place_and_a_notice_moves_the_gang(
 
 if features.restarts_all_containers():  # otherwise the agent takes the training with it
 
-    def test_a_deleted_pod_and_a_suspension_save_beside_a_sidecar(run: TrainingRun, undisturbed: TrainingRun) -> None:
+    def test_a_deleted_pod_and_a_suspension_save_although_there_is_a_sidecar(
+        run: TrainingRun, undisturbed: TrainingRun
+    ) -> None:
         run.start(lambda jobset: sidecar(run, jobset))
         first = run.wait_for_trainers(DELETED)
         run.cluster.kubectl("delete", "pod", first[1].name, f"--namespace={NAMESPACE}", "--wait=false")

@@ -24,7 +24,7 @@ def conditions(cluster: Cluster) -> dict[str, str]:
     return {condition["type"]: condition["status"] for condition in status.get("conditions", [])}
 
 
-def test_a_policy_tells_whether_a_save_would_fit_the_grace_period(run: TrainingRun) -> None:
+def test_a_policy_says_whether_a_save_would_fit_the_grace_period(run: TrainingRun) -> None:
     run.start()
     run.wait_for_step(10)
     wait_until(

@@ -104,7 +104,9 @@ def test_sigterm_alone_while_the_operator_is_down(run: TrainingRun, undisturbed:
         assert snapshot.preemptions == ()
 
 
-def test_operator_replicas_killed_in_the_middle_of_a_preemption(run: TrainingRun, undisturbed: TrainingRun) -> None:
+def test_operator_replicas_that_are_killed_in_the_middle_of_a_preemption_do_not_disturb_it(
+    run: TrainingRun, undisturbed: TrainingRun
+) -> None:
     run.start()
     pods = run.wait_for_trainers(MIDDLE)
     # While one process does nothing, the gang cannot agree: so long it is the middle.

@@ -126,7 +126,7 @@ def test_a_notice_saves_the_step_and_loses_none(disturbed: Disturbed) -> None:
     assert status["secondsToSpare"] > 0
 
 
-def test_the_record_tells_who_answered_and_every_stage(disturbed: Disturbed) -> None:
+def test_the_record_says_who_answered_and_has_every_stage(disturbed: Disturbed) -> None:
     record = disturbed.preemptions[0]
     status, run = record["status"], disturbed.run
     assert record["spec"]["jobSet"].get("kind", "JobSet") == run.form.kind

@@ -301,7 +301,7 @@ def test_who_reconnects_gets_the_open_notice(replica: Replica) -> None:
     again.close()
 
 
-def test_two_replicas_each_tell_their_own_and_take_each_others_messages(
+def test_two_replicas_each_notify_their_own_and_take_each_others_messages(
     start: Callable[..., Replica], api: MemoryApi
 ) -> None:
     first, second = start(api, "replica-a"), start(api, "replica-b")
@@ -420,7 +420,7 @@ def test_a_server_that_has_stopped_has_closed_every_connection(
     assert [str(each.message) for each in caught if each.category is ResourceWarning] == []
 
 
-def test_probes_tell_listening_from_knowing(replica: Replica) -> None:
+def test_probes_distinguish_listening_from_knowing(replica: Replica) -> None:
     for path in ("healthz", "readyz"):
         url = f"http://localhost:{replica.server.health_port}/{path}"
         with urllib.request.urlopen(url) as response:
@@ -471,7 +471,7 @@ def test_a_forecast_is_answered_with_the_interval_of_saves(
     assert told == pytest.approx([daly_s(0.5, 3700 / 4 * 6)] * len(told), rel=0.02)
 
 
-def test_what_fails_while_training_goes_on_reaches_the_policy(replica: Replica, api: MemoryApi) -> None:
+def test_what_fails_while_training_continues_reaches_the_policy(replica: Replica, api: MemoryApi) -> None:
     stream = replica.stream(0)
     sender = Sender(replica.channel("token-0"), time.monotonic)
     mailbox = Mailbox(time.monotonic)

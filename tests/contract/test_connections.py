@@ -102,7 +102,7 @@ def test_a_connection_that_asks_for_nothing_is_closed_in_time(
     assert is_closed(idle)
 
 
-def test_one_that_trickles_is_closed_all_the_same(
+def test_one_that_trickles_is_closed_nevertheless(
     start: Callable[..., Replica], api: MemoryApi, opened: list[socket.socket]
 ) -> None:
     slow = connect(start(api, limits=SHORT), opened, tls=True)
@@ -145,7 +145,7 @@ def test_a_flood_takes_no_place_from_other_addresses(
     assert not any(is_closed(one) for one in others)
 
 
-def test_a_stream_outlives_a_flood_from_its_own_address_and_is_told(
+def test_a_stream_outlives_a_flood_from_its_own_address_and_gets_notices(
     start: Callable[..., Replica], api: MemoryApi, opened: list[socket.socket]
 ) -> None:
     limits = dataclasses.replace(SHORT, at_once=12, at_once_of_address=8)
@@ -297,7 +297,7 @@ def test_a_burst_of_calls_of_an_api_server_takes_no_place_from_itself(
             assert one.getresponse().status == 400
 
 
-def test_a_call_that_is_under_way_keeps_its_connection_and_one_that_rests_gives_way(
+def test_a_call_that_is_in_progress_keeps_its_connection_and_one_that_rests_gives_way(
     start: Callable[..., Replica], api: MemoryApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "_WEBHOOK_LIMITS", dataclasses.replace(server._WEBHOOK_LIMITS, kept=2))
@@ -487,7 +487,7 @@ class Pods:
             writer.transport.abort()
 
 
-def test_when_one_replica_dies_the_other_takes_all_pods_and_tells_them(
+def test_when_one_replica_dies_the_other_takes_all_pods_and_notifies_them(
     start: Callable[..., Replica], api: MemoryApi
 ) -> None:
     for index in range(PODS):

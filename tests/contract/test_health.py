@@ -60,7 +60,7 @@ class Blocked:
         self._go_on.set()
 
 
-def test_the_canary_is_told_over_the_real_channel(start: Callable[..., Replica], api: MemoryApi) -> None:
+def test_the_canary_is_notified_over_the_real_channel(start: Callable[..., Replica], api: MemoryApi) -> None:
     replica = start(api, canary=True)
     until(lambda: sample(replica, "gracepoint_canary_seconds_count") >= 2, "two notices")
     assert sample(replica, "gracepoint_canary_failures_total") == 0

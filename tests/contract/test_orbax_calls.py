@@ -282,7 +282,7 @@ def test_options_of_orbax_s_manager_are_refused_with_what_is_meant(tmp_path: Pat
         CheckpointManager(tmp_path, options=ocp.CheckpointManagerOptions(max_to_keep=2))
 
 
-def test_an_item_that_is_damaged_or_missing_is_told(tmp_path: Path) -> None:
+def test_an_item_that_is_damaged_or_missing_is_reported(tmp_path: Path) -> None:
     with MANAGERS["Gracepoint"](tmp_path) as manager:
         manager.save(1, state())
         manager.save(2, state(), items={"iter": IteratorArgs(Iterator(2))})

@@ -251,7 +251,7 @@ def test_each_metric_of_orbax_is_recorded_or_has_a_reason(tmp_path: Path) -> Non
     assert len(ours) > 30
 
 
-def test_time_of_a_blocked_caller_is_told_by_what_it_waited_for(tmp_path: Path) -> None:
+def test_time_of_a_blocked_caller_is_recorded_by_what_it_waited_for(tmp_path: Path) -> None:
     told: dict[str, float] = {}
 
     def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:

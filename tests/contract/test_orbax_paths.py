@@ -56,7 +56,7 @@ def test_orbax_reads_the_metadata_of_ours(ours: tuple[Path, Any]) -> None:
     assert found["params"]["w"].sharding.to_jax_sharding() == state["params"].w.sharding
 
 
-def test_orbax_refuses_to_overwrite_ours_and_overwrites_it_when_told_so(tmp_path: Path) -> None:
+def test_orbax_refuses_to_overwrite_ours_and_overwrites_it_on_request(tmp_path: Path) -> None:
     api.save(tmp_path / "a", small_state(1))
     with ocp.StandardCheckpointer() as checkpointer:
         with pytest.raises(ValueError, match="already exists"):
@@ -98,7 +98,7 @@ def test_what_the_next_api_of_orbax_wrote_is_restored(tmp_path: Path) -> None:
     assert_same(api.restore(tmp_path / "a", small_state()), small_state())
 
 
-def test_ours_replaces_orbaxs_when_told_so_and_nothing_of_it_is_left(tmp_path: Path) -> None:
+def test_ours_replaces_orbaxs_on_request_and_nothing_of_it_is_left(tmp_path: Path) -> None:
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "a", {"w": jnp.zeros(3)})
     api.save(tmp_path / "a", small_state(), force=True)

@@ -76,7 +76,7 @@ def test_a_checkpoint_manager_restores_into_a_given_state(saved: tuple[Path, Any
         assert_same(manager.restore(3, args=ocp.args.StandardRestore(state)), state)
 
 
-def test_a_checkpoint_manager_restores_without_being_told_anything(saved: tuple[Path, Any]) -> None:
+def test_a_checkpoint_manager_restores_without_any_arguments(saved: tuple[Path, Any]) -> None:
     root, state = saved
     with ocp.CheckpointManager(root) as manager:
         found = manager.restore(3)

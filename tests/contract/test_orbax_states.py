@@ -129,7 +129,7 @@ def test_a_checkpoint_manager_restores_every_state_of_ours_that_it_takes(ours: t
     assert_same_shardings(found, standard(state))
 
 
-def test_orbax_restores_every_state_of_ours_without_being_told_anything(ours: tuple[Path, Any]) -> None:
+def test_orbax_restores_every_state_of_ours_without_any_arguments(ours: tuple[Path, Any]) -> None:
     root, state = ours
     with ocp.CheckpointManager(root) as manager:
         found, expected = path_strings(manager.restore(1)), path_strings(state)
@@ -171,7 +171,7 @@ def test_every_state_that_orbax_wrote_is_restored(theirs: tuple[Path, Any]) -> N
     assert_same_shardings(found, state)
 
 
-def test_every_state_that_orbax_wrote_is_restored_without_being_told_anything(theirs: tuple[Path, Any]) -> None:
+def test_every_state_that_orbax_wrote_is_restored_without_any_arguments(theirs: tuple[Path, Any]) -> None:
     folder, state = theirs
     found, expected = path_strings(read(folder)), path_strings(state)
     assert found.keys() == expected.keys()

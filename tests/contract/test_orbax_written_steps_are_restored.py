@@ -45,7 +45,7 @@ def test_it_is_restored_into_another_sharding(tmp_path: Path) -> None:
     np.testing.assert_array_equal(restored.state["w"], values)
 
 
-def test_training_goes_on_from_it_and_keeps_it(tmp_path: Path) -> None:
+def test_training_continues_from_it_and_keeps_it(tmp_path: Path) -> None:
     save_with_orbax(tmp_path, 5, small_state(5))
     checkpointer = engine(tmp_path, keep_last=1)
     assert checkpointer.restore(small_state(), timeout_s=30) is not None

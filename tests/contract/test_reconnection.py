@@ -195,7 +195,7 @@ def test_ack_lost_in_an_outage_is_sent_again(
     assert len(sent) == 2
 
 
-def test_the_other_replica_goes_on_where_the_first_one_went_away(
+def test_the_other_replica_continues_where_the_first_one_went_away(
     pod: tuple[Pod, Replica], service: Service, start: Callable[..., Replica], api: MemoryApi
 ) -> None:
     listener, first = pod

@@ -50,7 +50,7 @@ def run(code: str, folder: Path, **environment: str) -> str:
     return done.stdout
 
 
-def test_the_five_lines_train_save_and_go_on(tmp_path: Path) -> None:
+def test_the_five_lines_train_save_and_continue(tmp_path: Path) -> None:
     code = f"{_STATE}{_LOOP}{block('README.md', 'session.step(')}\nprint(step, float(state['params'][0]), loader.calls)"
     every = {"GRACEPOINT_SAVE_EVERY_STEPS": "5"}
     assert run(code, tmp_path, **every) == "7 28.0 7\n"
@@ -71,7 +71,7 @@ def test_saving_and_restoring_as_the_page_shows_it(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} >= {"init", "small", "epoch-1", "epoch-2"}
 
 
-def test_data_of_an_elastic_job_goes_on_at_the_next_record(tmp_path: Path) -> None:
+def test_data_of_an_elastic_job_continues_at_the_next_record(tmp_path: Path) -> None:
     code = f"""{block("docs/elastic.md", "open_at")}
 before = loader(4)
 used = [int(record) for _ in range(3) for record in next(before)]

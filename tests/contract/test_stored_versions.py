@@ -207,7 +207,7 @@ async def unserved(api: KubeClient, kind: objects.Kind) -> bool:
     return not await served(api, kind)
 
 
-def test_who_uses_the_old_version_is_told_of_the_new_one() -> None:
+def test_who_uses_the_old_version_gets_a_warning_that_names_the_new_one() -> None:
     for crd in definitions().values():
         for version in crd["spec"]["versions"]:
             if version["name"] == names.OLD_API_VERSION:

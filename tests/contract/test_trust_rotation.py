@@ -82,7 +82,7 @@ def test_an_older_library_is_sent_no_frame_it_does_not_know(
     assert "cannot read" not in caplog.text
 
 
-def test_pods_that_connect_during_the_overlap_are_told(
+def test_pods_that_connect_during_the_overlap_are_notified(
     start: Callable[..., Replica], api: MemoryApi, tmp_path: Path
 ) -> None:
     replica = start(api)

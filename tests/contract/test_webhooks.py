@@ -27,7 +27,7 @@ def replica(start: Callable[..., Replica], api: MemoryApi) -> Replica:
     return start(api)
 
 
-def test_an_eviction_that_anybody_tells_of_changes_nothing_and_is_counted(replica: Replica) -> None:
+def test_an_eviction_that_anybody_reports_changes_nothing_and_is_counted(replica: Replica) -> None:
     secret = path_of(PATH_EVICTIONS, WEBHOOK_TOKEN)
     for path, port in (
         (PATH_EVICTIONS, replica.server.webhook_port),

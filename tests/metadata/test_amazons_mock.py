@@ -48,7 +48,7 @@ def moment(in_s: float) -> str:
 
 
 @pytest.mark.parametrize("cloud", ["aws", "auto"])
-def test_a_spot_interruption_and_no_rebalance_recommendation_is_told(
+def test_a_spot_interruption_and_no_rebalance_recommendation_is_announced(
     heard: Heard, watch: Watch, tmp_path: Path, caplog: pytest.LogCaptureFixture, cloud: str
 ) -> None:
     caplog.set_level("INFO")
@@ -61,7 +61,7 @@ def test_a_spot_interruption_and_no_rebalance_recommendation_is_told(
 
 
 @pytest.mark.parametrize("code", ["instance-stop", "system-reboot", "instance-retirement"])
-def test_a_scheduled_event_is_told(heard: Heard, watch: Watch, tmp_path: Path, code: str) -> None:
+def test_a_scheduled_event_is_announced(heard: Heard, watch: Watch, tmp_path: Path, code: str) -> None:
     with mock(tmp_path, "events", "--code", code, "--not-before", moment(900)) as url:
         watch("aws", url)
         (post,) = heard.wait_for_posts()
@@ -80,7 +80,7 @@ def test_an_event_that_was_cancelled_is_not(heard: Heard, watch: Watch, tmp_path
     assert heard.posts == []
 
 
-def test_the_end_of_an_instance_by_its_group_is_told(heard: Heard, watch: Watch, tmp_path: Path) -> None:
+def test_the_end_of_an_instance_by_its_group_is_reported(heard: Heard, watch: Watch, tmp_path: Path) -> None:
     with mock(tmp_path, "asglifecycle", "--asg-termination-delay-sec", str(DELAY_S)) as url:
         watch("aws", url)
         (post,) = heard.wait_for_posts()

@@ -72,7 +72,7 @@ def test_a_spot_interruption_is_never_taken_back(server: AwsServer, heard: Heard
     assert heard.retracted == []
 
 
-def test_a_spot_interruption_is_told_once(server: AwsServer, heard: Heard, watch: Watch) -> None:
+def test_a_spot_interruption_is_announced_once(server: AwsServer, heard: Heard, watch: Watch) -> None:
     server.set(ACTION, action(server, in_s=120))
     watch("aws", server.url)
     heard.wait_for_posts()
@@ -96,7 +96,7 @@ def test_a_rebalance_recommendation_stops_nobody(
     )
 
 
-def test_scheduled_maintenance_is_told_and_retracted_when_it_is_cancelled(
+def test_scheduled_maintenance_is_announced_and_retracted_when_it_is_cancelled(
     server: AwsServer, heard: Heard, watch: Watch
 ) -> None:
     server.set(SCHEDULED, scheduled(server, in_s=900))

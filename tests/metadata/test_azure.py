@@ -79,7 +79,7 @@ def test_an_event_that_has_started_keeps_the_deadline_that_it_had(
     assert heard.retracted == []
 
 
-def test_an_event_that_starts_without_notice_is_told_with_the_grace_period(
+def test_an_event_that_starts_without_notice_is_announced_with_the_grace_period(
     server: AzureServer, heard: Heard, watch: Watch
 ) -> None:
     watch("azure", server.url)

@@ -48,7 +48,7 @@ def window(server: GceServer, in_s: float, **changes: str) -> str:
         pytest.param(True, 120.0, 135.0, id="with a preemptionNoticeDuration"),
     ],
 )
-def test_a_preemption_is_told_while_the_request_is_held_back(
+def test_a_preemption_is_announced_while_the_request_is_held_back(
     server: GceServer, heard: Heard, watch: Watch, in_pod: bool, notice_s: float, remaining_s: float
 ) -> None:
     watch("gce", server.url, in_pod=in_pod, gce_notice_s=notice_s)
@@ -97,7 +97,7 @@ def test_planned_maintenance_uses_server_time_and_follows_its_window(
     assert heard.wait_for_posts(2)[1].remaining_s <= 301
 
 
-def test_a_maintenance_days_ahead_is_not_told_yet(server: GceServer, heard: Heard, watch: Watch) -> None:
+def test_maintenance_that_is_days_ahead_is_not_announced_yet(server: GceServer, heard: Heard, watch: Watch) -> None:
     server.set(UPCOMING, window(server, in_s=86400))
     watch("gce", server.url)
     server.wait_until_held(UPCOMING)

@@ -70,9 +70,7 @@ def test_failing_server_does_not_flood_the_log(
 
 
 @pytest.mark.parametrize("garbage", ["", "<html>", "[1, 2]", '{"Events": [7]}', "null", "\x00\xff"])
-def test_garbage_tells_nobody_anything(
-    cloud: str, server: MetadataServer, heard: Heard, watch: Watch, garbage: str
-) -> None:
+def test_garbage_notifies_nobody(cloud: str, server: MetadataServer, heard: Heard, watch: Watch, garbage: str) -> None:
     server.garbled = garbage
     watch(cloud, server.url)
     server.wait_for_requests("/metadata/" if cloud == "azure" else ASKED[cloud], 2)

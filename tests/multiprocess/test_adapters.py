@@ -51,7 +51,7 @@ def losses(file: Path) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_preempted_example_goes_on_with_the_very_losses(name: str, tmp_path: Path) -> None:
+def test_a_preempted_example_continues_with_the_very_losses(name: str, tmp_path: Path) -> None:
     first = run(name, tmp_path, PREEMPT_AT)
     assert first.returncode == 77, first.stderr[-4000:]
     saved = losses(tmp_path / "run.jsonl")[-1][0]

@@ -44,7 +44,7 @@ def wait_for_a_step(folder: Path) -> int:
     return steps_in(folder)[0]
 
 
-def test_a_hint_brings_a_save_forward_once_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_hint_brings_a_save_forward_once_and_training_continues(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     with OperatorServer() as operator:
         environments = [operator.environment(index, 2, tmp_path) for index in range(2)]

@@ -121,7 +121,7 @@ def test_processes_that_cannot_train_together_fail_as_a_program_does(
     assert all(words in result.output and "AgreementError" in result.output for result in results)
 
 
-def test_attempts_in_a_cluster_that_the_script_has_joined_itself_are_told_apart_at_once(tmp_path: Path) -> None:
+def test_attempts_in_a_cluster_that_the_script_has_joined_itself_are_reported_apart_at_once(tmp_path: Path) -> None:
     with start("own_cluster", [pod(0, attempt=1), pod(1, attempt=0)], tmp_path / "steps") as processes:
         results = processes.wait(90)
     assert [result.code for result in results] == [NOT_JOINED] * 2, results

@@ -49,7 +49,7 @@ def test_a_checkpoint_of_several_processes_is_restored_in_one(done: tuple[Path, 
     assert found["step"] == 11
 
 
-def test_inactive_processes_are_told_and_their_own_data_is_refused(done: tuple[Path, list[str]]) -> None:
+def test_inactive_processes_are_named_and_their_own_data_is_refused(done: tuple[Path, list[str]]) -> None:
     refused = [" ".join(found) for found in said(done[1], "refused:")]
     assert "active_processes: expected some of the process indices 0 to 2 with 1" in refused[1]
     for taking_part in (refused[0], refused[2]):

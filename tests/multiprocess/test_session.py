@@ -152,7 +152,7 @@ def test_a_notice_for_another_session_or_pod_is_ignored(start: Start, operator: 
     assert operator.messages(Report) == []
 
 
-def test_training_goes_on_through_drill_and_retraction_until_near_the_deadline(
+def test_training_continues_through_drill_and_retraction_until_near_the_deadline(
     start: Start, operator: OperatorServer, tmp_path: Path
 ) -> None:
     processes = start(2, [operator.environment(i, 2, tmp_path) for i in range(2)])

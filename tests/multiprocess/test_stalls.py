@@ -28,7 +28,7 @@ def start(folder: Path, action: str, stopped: int, where: str) -> Processes:
     return Processes.start(SCRIPT, 2, arguments=[str(folder), action, str(LIMIT_S), str(stopped), where], devices=1)
 
 
-def test_a_process_that_stops_anywhere_is_named_until_it_goes_on(tmp_path: Path) -> None:
+def test_a_process_that_stops_anywhere_is_named_until_it_continues(tmp_path: Path) -> None:
     with start(tmp_path / "first", "report", 1, "attach") as processes:
         processes[1].wait_for_line("stops in attach", PATIENCE_S)
         line = processes[0].wait_for_line("no progress part=attach", PATIENCE_S)

@@ -26,7 +26,7 @@ def test_what_was_deleted_while_a_watch_had_lost_its_place_is_forgotten(
         running.knows_nodes("stays")
 
 
-def test_a_watch_that_dies_in_silence_is_begun_anew(
+def test_a_watch_that_dies_in_silence_is_begun_again(
     api_server: ApiServer, proxy: FaultProxy, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = event_handlers.settings()

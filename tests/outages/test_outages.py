@@ -111,7 +111,7 @@ def test_failing_optional_kind_blocks_nothing_and_is_retried(
 
 
 @pytest.mark.parametrize("how", [How.ERROR_EVENT, How.CUT_JSON, How.ANSWER_404, How.ANSWER_401])
-def test_what_kopf_does_not_retry_makes_it_begin_anew(
+def test_what_kopf_does_not_retry_makes_it_begin_again(
     api_server: ApiServer, proxy: FaultProxy, kubeconfig: Path, how: How, caplog: pytest.LogCaptureFixture
 ) -> None:
     api_server.create(node("stays"), node("goes"))

@@ -79,7 +79,7 @@ def test_records_are_written_by_the_operator_and_read_by_people(people: ApiServe
     people.kubectl("delete", "preemption", _RECORD, where, _OPERATOR)
 
 
-def test_an_administrator_who_asks_as_under_0_2_is_told_of_the_new_kind(people: ApiServer) -> None:
+def test_an_administrator_who_asks_as_under_0_2_is_pointed_to_the_new_kind(people: ApiServer) -> None:
     body = objects.request("as-before") | {"apiVersion": "gracepoint.dev/v1alpha1", "kind": "Preemption"}
     with pytest.raises(ClusterError, match=r"create a PreemptionRequest \(gracepoint.dev/v1beta1\)") as refused:
         people.kubectl("create", "-f", "-", stdin=_text(body))

@@ -58,7 +58,7 @@ def test_a_kept_global_batch_is_the_same_records_for_any_size(sizes: list[int], 
     assert found == [list(range(first, first + 12)) for first in range(0, 12 * len(found), 12)]
 
 
-def test_a_scaled_batch_goes_on_at_the_next_record() -> None:
+def test_a_scaled_batch_continues_at_the_next_record() -> None:
     four, three = gang(4, batch_per_process=5), gang(3, batch_per_process=5)
     before = steps(four, 3)
     moved(four, three)
@@ -104,7 +104,7 @@ def test_grain_uses_each_record_once_when_the_batch_is_scaled() -> None:
         ),
     ],
 )
-def test_data_tells_what_has_changed(
+def test_data_says_what_has_changed(
     before: tuple[int, dict[str, int]], after: tuple[int, dict[str, int]], words: str
 ) -> None:
     old, new = gang(before[0], **before[1]), gang(after[0], **after[1])
@@ -199,7 +199,7 @@ FOUR = Form(4, (("data", 4), ("model", 2)))
         pytest.param(Form(None, None), (), id="nothing is known"),
     ],
 )
-def test_a_form_tells_what_is_different(now: Form, words: tuple[str, ...]) -> None:
+def test_a_form_says_what_is_different(now: Form, words: tuple[str, ...]) -> None:
     assert FOUR.changes(now) == words
 
 

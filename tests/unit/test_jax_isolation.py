@@ -140,7 +140,7 @@ def set_as(name: str) -> Iterator[None]:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", SETTINGS)
-def test_nothing_that_is_set_changes_what_is_computed_or_compiles_it_anew(name: str) -> None:
+def test_nothing_that_is_set_changes_what_is_computed_or_compiles_it_again(name: str) -> None:
     on_one_device = jax.device_put(np.array([np.nan, 1.0], np.float32), jax.devices()[1])
     traced = []
 

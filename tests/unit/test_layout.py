@@ -89,7 +89,7 @@ def test_what_unit_tests_share_stands_in_folders_named_fakes() -> None:
     assert not outside
 
 
-def test_a_unit_test_that_starts_a_process_is_told_its_marker() -> None:
+def test_a_unit_test_that_starts_a_process_without_its_marker_fails() -> None:
     with pytest.raises(AssertionError, match=r"starts a process, so it needs the marker integration: \['true'\]"):
         subprocess.run(["true"], check=True)
 

@@ -74,7 +74,7 @@ def run(program: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_a_training_loop_on_a_laptop_saves_and_goes_on(tmp_path: Path) -> None:
+def test_a_training_loop_on_a_laptop_saves_and_continues(tmp_path: Path) -> None:
     said = run(
         """
 import gracepoint, jax.numpy as jnp, numpy as np

@@ -85,7 +85,7 @@ def test_a_pod_that_reaches_everything_is_good(environment: dict[str, str], tmp_
         pytest.param({Env.DIRECTORY: "relative"}, "storage", "expected an absolute path", id="no directory at all"),
     ],
 )
-def test_what_fails_is_named_and_the_rest_goes_on(
+def test_what_fails_is_named_and_the_rest_continues(
     environment: dict[str, str], change: dict[str, str], check: str, words: str
 ) -> None:
     found = states(environment | change)

@@ -151,7 +151,7 @@ def test_arrays_arrive_through_shared_memory_bit_for_bit(
     assert (tmp_path / "a").read_text() == "f32 float32 499500.0 True bf16 bfloat16 8.0 True big int8 3145728 True"
 
 
-def test_a_thread_gets_what_was_preloaded_before_the_training_goes_on(
+def test_a_thread_gets_what_was_preloaded_before_the_training_continues(
     tmp_path: Path, made: Callable[..., AsyncCaller]
 ) -> None:
     state = np.arange(4)

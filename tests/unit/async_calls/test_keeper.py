@@ -114,7 +114,7 @@ def test_a_worker_of_a_keeper_that_does_not_end_is_disconnected(
     until(lambda: not children(keeper.pid), "the worker to end")
 
 
-def test_a_keeper_that_has_no_room_for_a_worker_goes_on(socket_path: Path, tmp_path: Path) -> None:
+def test_a_keeper_that_has_no_room_for_a_worker_continues(socket_path: Path, tmp_path: Path) -> None:
     """Its end would be the end of the workers that it has: it is the first process of its container."""
     command = [sys.executable, "-m", "gracepoint.async_calls.keeper", str(socket_path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as keeper:
@@ -139,7 +139,7 @@ def test_a_keeper_that_has_no_room_for_a_worker_goes_on(socket_path: Path, tmp_p
 
 
 @pytest.mark.parametrize("lasts_s", [0, 600], ids=["one that ends", "one that hangs"])
-def test_a_keeper_runs_modules_beside_its_workers(lasts_s: int, socket_path: Path, tmp_path: Path) -> None:
+def test_a_keeper_runs_modules_next_to_its_workers(lasts_s: int, socket_path: Path, tmp_path: Path) -> None:
     began = tmp_path / "began"
     code = (
         f"import os, pathlib, time\npathlib.Path({str(began)!r}).write_text(str(os.getpid()))\ntime.sleep({lasts_s})\n"

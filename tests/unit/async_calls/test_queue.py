@@ -96,7 +96,7 @@ def test_abort_finalizes_nothing_and_does_not_wait(tmp_path: Path) -> None:
     assert not Path(f"/proc/{worker}").exists()
 
 
-def test_a_failed_call_is_told_with_the_finalized_ones() -> None:
+def test_a_failed_call_is_reported_with_the_finalized_ones() -> None:
     queue, done = in_threads(), list[int]()
     for n in range(3):
         function = functions.fail if n == 1 else None
@@ -298,7 +298,7 @@ def test_a_call_that_gets_no_thread_fails_and_the_next_one_runs(monkeypatch: pyt
     assert done == [2, 3]
 
 
-def test_a_gang_goes_on_after_a_call_whose_end_no_thread_awaits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gang_continues_after_a_call_whose_end_no_thread_awaits(monkeypatch: pytest.MonkeyPatch) -> None:
     turn = threading.Event()
 
     def train(gang: ProcessGroup) -> tuple[str, list[int]]:
@@ -431,7 +431,7 @@ def test_wherever_the_start_of_a_call_is_interrupted_the_next_one_is_finalized()
     assert number > 20
 
 
-def test_a_close_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+def test_a_close_that_was_interrupted_continues(tmp_path: Path) -> None:
     queue, done = in_threads(), list[int]()
     queue.schedule_async_request(
         request(functions.wait_for, str(tmp_path / "go on"), then=functools.partial(done.append, 0))

@@ -78,7 +78,7 @@ def test_garbage_is_not_collected_while_bytes_are_copied() -> None:
     assert (seen, gc.isenabled()) == ([False], True)
 
 
-def test_collection_goes_on_when_the_last_of_several_threads_is_done() -> None:
+def test_collection_continues_when_the_last_of_several_threads_is_done() -> None:
     entered, leave = threading.Barrier(2), threading.Event()
 
     def hold() -> None:

@@ -370,7 +370,7 @@ def test_arguments_that_change_nothing_are_refused(arguments: dict[str, Any], me
         ArrayHandler(**arguments)
 
 
-def test_making_a_handler_of_arrays_is_told_by_orbax_s_event() -> None:
+def test_making_a_handler_of_arrays_is_recorded_by_orbaxs_event() -> None:
     told: list[str] = []
 
     def listen(event: str, **_: Any) -> None:
@@ -457,7 +457,7 @@ def test_a_registry_knows_handlers_by_type_and_by_orbax_s_word() -> None:
         registry.get(bytes)
 
 
-def test_a_handler_takes_another_s_place_only_when_told_so() -> None:
+def test_a_handler_replaces_another_one_only_on_request() -> None:
     registry, mine = HandlerRegistry(), ScalarHandler()
     registry.add(int, ScalarHandler())
     with pytest.raises(SettingsError, match="int has a handler already; pass override=True"):

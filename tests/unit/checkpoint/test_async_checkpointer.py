@@ -124,7 +124,7 @@ def test_a_save_waits_for_the_one_before_it(
     assert seen == [True]
 
 
-def test_what_is_there_is_not_replaced_unless_told_so(
+def test_what_is_there_is_replaced_only_on_request(
     tmp_path: Path, checkpointer: AsyncCheckpointer, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpointer.save(tmp_path / "a", small_state(1))
@@ -229,7 +229,7 @@ def test_a_closed_one_says_so_and_waiting_for_it_does_nothing(tmp_path: Path, mo
             call()
 
 
-def test_a_program_that_ends_with_a_save_under_way_waits_for_it(tmp_path: Path) -> None:
+def test_a_program_that_ends_with_a_save_in_progress_waits_for_it(tmp_path: Path) -> None:
     code = (
         "import sys, numpy; from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer;"
         "checkpointer = AsyncCheckpointer();"
@@ -342,7 +342,9 @@ def test_new_checkpointer_records_orbaxs_event_and_logs_its_settings(
 
 
 @pytest.mark.parametrize("in_background", [True, False], ids=["in the background", "waited for"])
-def test_saves_are_told_by_orbax_s_names(tmp_path: Path, checkpointer: AsyncCheckpointer, in_background: bool) -> None:
+def test_saves_are_recorded_by_orbaxs_names(
+    tmp_path: Path, checkpointer: AsyncCheckpointer, in_background: bool
+) -> None:
     events = "/jax/orbax/write" + ("/async" if in_background else "")
     with Heard() as heard:
         (checkpointer.save if in_background else checkpointer.save_and_wait)(tmp_path / "a", {"w": np.zeros(1 << 20)})
@@ -355,7 +357,7 @@ def test_saves_are_told_by_orbax_s_names(tmp_path: Path, checkpointer: AsyncChec
     assert heard.scalars["/jax/orbax/write/worker/io/requested/throughput/gbytes_per_sec"] > 0
 
 
-def test_restores_are_told_by_orbax_s_names(tmp_path: Path, checkpointer: AsyncCheckpointer) -> None:
+def test_restores_are_recorded_by_orbaxs_names(tmp_path: Path, checkpointer: AsyncCheckpointer) -> None:
     checkpointer.save_and_wait(tmp_path / "a", {"w": np.zeros(1 << 20)})
     with Heard() as heard:
         checkpointer.restore(tmp_path / "a")
@@ -475,7 +477,7 @@ def test_several_that_are_alive_at_once_never_meet_each_others_keys(tmp_path: Pa
     assert names(tmp_path) == ["a0", "a1", "b0", "b1", "c0", "c1"]
 
 
-def test_processes_that_name_different_paths_are_told(tmp_path: Path) -> None:
+def test_processes_that_name_different_paths_get_an_error(tmp_path: Path) -> None:
     def run(gang: ProcessGroup) -> None:
         with AsyncCheckpointer(gang=gang) as checkpointer:
             checkpointer.save(tmp_path / f"process-{gang.process_index}", small_state())
@@ -499,7 +501,7 @@ def test_missing_process_is_named_at_the_timeout(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
-def test_a_save_has_900_seconds_unless_told_otherwise(tmp_path: Path) -> None:
+def test_a_save_has_900_seconds_by_default(tmp_path: Path) -> None:
     given: dict[str, list[int]] = {}
     barrier = SyncFn(2)
 
@@ -741,7 +743,7 @@ def test_where_there_is_no_checkpoint_the_error_says_what_is_there(
         checkpointer.metadata(tmp_path / "a")
 
 
-def test_damage_and_misfits_are_told_with_the_leaf(tmp_path: Path, checkpointer: AsyncCheckpointer) -> None:
+def test_damage_and_misfits_are_reported_with_the_leaf(tmp_path: Path, checkpointer: AsyncCheckpointer) -> None:
     checkpointer.save(tmp_path / "a", small_state())
     with pytest.raises(CheckpointMismatch, match=rf"^{tmp_path}/a cannot be restored: leaf 'w'"):
         checkpointer.restore(tmp_path / "a", {**small_state(), "w": jnp.zeros(3)})
@@ -908,7 +910,7 @@ def test_a_node_with_names_and_positions_is_restored_as_a_dict(tmp_path: Path) -
         assert checkpointer.metadata(tmp_path / "a").tree["layers"]["0"].shape == (2,)
 
 
-def test_a_module_of_flax_nnx_is_restored_without_being_told_its_form(tmp_path: Path) -> None:
+def test_a_module_of_flax_nnx_is_restored_without_its_form(tmp_path: Path) -> None:
     class Model(nnx.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             self.layers = nnx.List([nnx.Linear(2, 2, rngs=nnx.Rngs(number)) for number in range(2)])

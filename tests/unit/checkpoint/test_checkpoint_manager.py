@@ -100,7 +100,7 @@ def test_without_an_interval_every_step_is_due(tmp_path: Path) -> None:
     assert 7 <= len(due) <= 10
 
 
-def test_a_step_that_is_not_due_is_saved_when_told_so(tmp_path: Path) -> None:
+def test_a_step_that_is_not_due_is_saved_on_request(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path, save_every_steps=100) as manager:
         assert not manager.save(1, small_state())
         assert manager.save(1, small_state(), force=True)
@@ -110,7 +110,7 @@ def test_a_step_that_is_not_due_is_saved_when_told_so(tmp_path: Path) -> None:
         assert manager.last_save.step == 1
 
 
-def test_a_step_that_is_there_is_saved_anew_when_told_so(tmp_path: Path) -> None:
+def test_a_step_that_is_there_is_saved_again_on_request(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path) as manager:
         manager.save(5, small_state(1))
     with CheckpointManager(tmp_path) as manager:

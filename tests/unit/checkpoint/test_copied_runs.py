@@ -88,7 +88,7 @@ def check_restores(root: str, step: int) -> None:
 
 @WAYS
 @FORMS
-def test_a_copied_run_goes_on_and_its_old_steps_are_deleted_whole(
+def test_a_copied_run_continues_and_its_old_steps_are_deleted_whole(
     ends: tuple[str, str], way: str, options: WriteOptions, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, target = ends

@@ -205,7 +205,7 @@ def test_a_handler_that_does_not_end_fails_the_save_at_its_timeout(tmp_path: Pat
     assert not (tmp_path / "a").exists()
 
 
-def test_what_a_handler_writes_beside_its_leaf_is_refused(tmp_path: Path) -> None:
+def test_what_a_handler_writes_next_to_its_leaf_is_refused(tmp_path: Path) -> None:
     handler = VocabularyHandler()
     handler.elsewhere = True
     with pytest.raises(SaveFailed, match=r"wrote nothing to ParamInfo.path, .*vocabulary; what it writes elsewhere"):

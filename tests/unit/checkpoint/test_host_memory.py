@@ -95,7 +95,7 @@ def test_without_a_group_the_machine_s_memory_counts(tmp_path: Path) -> None:
     assert machine.left_by_pool(tmp_path) == {"machine": 7 * 1024}
 
 
-def test_what_nothing_tells_of_is_not_known_and_not_zero(tmp_path: Path) -> None:
+def test_what_nothing_reports_is_not_known_and_not_zero(tmp_path: Path) -> None:
     assert machine.left_by_pool(tmp_path) == {}
     memory.check_fits(1 << 60, None, gang=SingleProcess(), key="k", free_memory=dict)
 
@@ -156,7 +156,7 @@ def test_processes_on_one_machine_share_it_whatever_containers_they_are_in() -> 
     assert refused([{"a": 100}, {"b": 100}], [60, 60]) == ["", ""]
 
 
-def test_process_that_cannot_prepare_tells_waiting_peers(tmp_path: Path) -> None:
+def test_process_that_cannot_prepare_notifies_waiting_peers(tmp_path: Path) -> None:
     def run(gang: ProcessGroup) -> None:
         engine(tmp_path, gang).prepare({"w": object() if gang.process_index else np.zeros(3)})
 

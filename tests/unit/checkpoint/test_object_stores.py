@@ -65,7 +65,7 @@ def test_two_processes_save_and_restore_together(bucket: Bucket, options: WriteO
         assert_same(found, small_state(2.0))
 
 
-def test_a_checkpoint_with_a_path_of_its_own_is_saved_and_replaced(bucket: Bucket) -> None:
+def test_a_checkpoint_with_its_own_path_is_saved_and_replaced(bucket: Bucket) -> None:
     path: Any = f"{bucket.uri}/run/a"
     state = rich_state()
     with AsyncCheckpointer() as checkpointer:

@@ -325,7 +325,7 @@ def test_a_bucket_that_demands_encryption_holds_every_format(
     assert all(each == {ENCRYPTION: "AES256"} for each in told)
 
 
-def test_the_key_and_the_key_of_the_bucket_are_told_in_uploads_in_parts_too(
+def test_the_key_and_the_key_of_the_bucket_are_sent_in_uploads_in_parts_too(
     behind: Behind, moto: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[str, dict[str, str]]] = []
@@ -349,7 +349,7 @@ def test_the_key_and_the_key_of_the_bucket_are_told_in_uploads_in_parts_too(
     assert all(of_it == wanted for _, of_it in told)
 
 
-def test_the_key_of_cloud_storage_is_told_with_each_object(
+def test_the_key_of_cloud_storage_is_sent_with_each_object(
     behind: Behind, gcs: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, targets = "projects/p/locations/l/keyRings/r/cryptoKeys/k", list[str]()

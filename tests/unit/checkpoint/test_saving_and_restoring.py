@@ -137,13 +137,13 @@ def test_host_state_comes_back_as_it_was_when_the_save_began(tmp_path: Path) -> 
     np.testing.assert_array_equal(data["order"], np.arange(3))
 
 
-def test_stages_are_told_in_order(tmp_path: Path) -> None:
+def test_stages_are_reported_in_order(tmp_path: Path) -> None:
     stages: list[str] = []
     save(engine(tmp_path), 1, small_state(), on_stage=stages.append)
     assert stages == ["written", "durable", "committed"]
 
 
-def test_prepare_tells_the_size_of_the_state_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_prepare_returns_the_size_of_the_state_and_leaves_nothing_behind(tmp_path: Path) -> None:
     assert engine(tmp_path / "new").prepare(small_state()) == 16 * 4 + 8 * 2 + 8
     assert list((tmp_path / "new").iterdir()) == []
 
@@ -306,7 +306,7 @@ def test_an_abandoned_save_does_not_wait_for_peers_that_never_come(tmp_path: Pat
     until_no_thread("gracepoint: the save")  # it syncs files first, on a busy disk
 
 
-def test_an_emergency_goes_on_after_a_failed_background_save(tmp_path: Path) -> None:
+def test_an_emergency_continues_after_a_failed_background_save(tmp_path: Path) -> None:
     writes = AtWrites(_no_space)
     checkpointer = engine(tmp_path, options=WriteOptions(callback=writes))
     checkpointer.save_in_background(1, small_state(), {})
@@ -344,7 +344,7 @@ def test_an_emergency_behind_a_save_that_hangs_ends_with_its_timeout(tmp_path: P
     assert [path.name for path in tmp_path.glob("[0-9]")] == ["1"]
 
 
-def test_a_state_of_another_form_is_planned_anew(tmp_path: Path) -> None:
+def test_a_state_of_another_form_is_planned_again(tmp_path: Path) -> None:
     checkpointer = engine(tmp_path)
     checkpointer.prepare(small_state())
     other = {"w": jnp.ones(5)}

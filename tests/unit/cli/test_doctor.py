@@ -47,7 +47,7 @@ def test_definitions_of_another_version_are_pointed_out() -> None:
     assert doctor.own_definitions(crds | {name: None}).state is CheckState.FAILED
 
 
-def test_a_cluster_without_jobset_is_told_to_install_it() -> None:
+def test_in_a_cluster_without_jobset_the_answer_is_to_install_it() -> None:
     check = doctor.jobset_api(None)
     assert "install JobSet" in check.message
     assert check.state is CheckState.WARNING, "Jobs by themselves need no JobSet"
@@ -133,7 +133,7 @@ def test_releases_that_answer_for_the_same_namespaces_have_failed(bundle: str) -
     assert check.message.startswith("00-gracepoint and 00-other answer for all namespaces")
 
 
-def test_each_release_has_authorities_of_its_own(bundle: str) -> None:
+def test_each_release_has_its_own_authorities(bundle: str) -> None:
     checks = doctor.check_webhooks([*configurations(None), *configurations(bundle, "00-other")], now=NOW)
     failed = [check.name for check in checks if check.state is CheckState.FAILED and check.name != "releases"]
     assert "certificate authority of jobsets.gracepoint.dev (00-gracepoint)" in failed
@@ -223,7 +223,7 @@ def test_a_check_that_does_not_end_blames_no_image(said: str) -> None:
     assert (late.state, "does not answer" in late.message, "image" in late.message) == (CheckState.FAILED, True, False)
 
 
-def test_what_a_pod_waits_for_is_told() -> None:
+def test_what_a_pod_waits_for_is_shown() -> None:
     waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
     assert doctor.waits_for({"status": {"containerStatuses": [waiting]}}) == "ImagePullBackOff no such image"
     unscheduled = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}

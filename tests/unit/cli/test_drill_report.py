@@ -74,7 +74,7 @@ def asked(**status: Any) -> Json:
     return {"metadata": {"name": "llm-drill-x"}, "spec": {}, "status": status}
 
 
-def test_a_drill_goes_on_until_its_record_has_ended() -> None:
+def test_a_drill_continues_until_its_record_has_ended() -> None:
     adopted = asked(phase="Adopted", preemption="llm-12345678-1")
     assert drill.outcome(asked(), None) is None
     assert drill.outcome(adopted, None) is None

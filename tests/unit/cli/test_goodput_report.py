@@ -42,7 +42,7 @@ def policy(ledger: GoodputLedger = LEDGER) -> Json:
     }
 
 
-def test_the_account_goes_on_until_now() -> None:
+def test_the_account_continues_until_now() -> None:
     (found,) = accounts([policy()], 40.0)
     assert (found.total_s, found.seconds(Category.TRAINING), found.state) == (40.0, 27.0, "training")
     assert found.goodput == pytest.approx(27 / 40)

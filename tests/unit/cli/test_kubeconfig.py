@@ -58,7 +58,9 @@ def login(program: str, *arguments: str) -> Json:
         ),
     ],
 )
-def test_a_kubeconfig_that_leads_nowhere(tmp_path: Path, found: Json | str, words: str, todo: str) -> None:
+def test_a_kubeconfig_that_leads_nowhere_is_an_error_that_says_what_to_do(
+    tmp_path: Path, found: Json | str, words: str, todo: str
+) -> None:
     file = tmp_path / "config"
     file.write_text(found if isinstance(found, str) else json.dumps(found))
     done = command("status", "--kubeconfig", file)
@@ -178,7 +180,7 @@ def test_each_change_is_shown_until_the_user_ends_it(
 
 
 @pytest.mark.integration
-def test_a_watch_goes_on_after_a_request_that_failed_and_separates_documents(
+def test_a_watch_continues_after_a_request_that_failed_and_separates_documents(
     api_server: ApiServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api_server.policies = [policy("first")]

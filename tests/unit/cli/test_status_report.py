@@ -170,7 +170,7 @@ def test_a_policy_that_no_operator_has_seen_says_so() -> None:
     assert "the operator has not seen this policy" in found.problems[0]
 
 
-def test_conditions_that_are_false_are_told_with_their_message() -> None:
+def test_conditions_that_are_false_are_shown_with_their_message() -> None:
     condition = {
         "type": "Connected",
         "status": "False",
@@ -199,7 +199,7 @@ def unreadable(part: str) -> Json:
     return body
 
 
-def test_a_job_that_cannot_be_read_is_shown_beside_the_others() -> None:
+def test_a_job_that_cannot_be_read_is_shown_with_the_others() -> None:
     policies, pods = [a_policy(**connected(2), **forecast(9))], running(2)
     broken, whole = status_report.job_rows([stored(), unreadable("status")], policies, pods, [], now=NOW)
     assert (broken.called, broken.grace_s, broken.fits, broken.mode) == ("jobset/broken", None, None, "")

@@ -32,7 +32,7 @@ def test_the_operator_serves_once_its_own_words_come_back(tmp_path: Path) -> Non
     assert cluster.answers == ["not asked"]
 
 
-def test_what_the_api_server_said_instead_is_told(tmp_path: Path) -> None:
+def test_what_the_api_server_said_instead_is_in_the_error(tmp_path: Path) -> None:
     cluster = Webhooks(tmp_path)
     cluster.answers = ["no endpoints available for service"]
     with pytest.raises(ClusterError, match="no endpoints available"):

@@ -57,7 +57,7 @@ def test_a_step_recorded_twice_alike_is_no_difference(undisturbed: Path, tmp_pat
     assert compare(undisturbed, disturbed.folder).differences == ()
 
 
-def test_a_step_recorded_twice_with_other_losses_is_told(undisturbed: Path, tmp_path: Path) -> None:
+def test_a_step_recorded_twice_with_other_losses_is_reported(undisturbed: Path, tmp_path: Path) -> None:
     disturbed = complete(tmp_path / "disturbed").steps(1, 1, range(2, 3), loss=0.25)
     comparison = compare(undisturbed, disturbed.folder)
     assert not comparison.losses_equal
@@ -65,7 +65,7 @@ def test_a_step_recorded_twice_with_other_losses_is_told(undisturbed: Path, tmp_
     assert comparison.differences[0].startswith("disturbed run, process 1, step 2: the loss was recorded as [")
 
 
-def test_a_step_that_is_missing_is_told(undisturbed: Path, tmp_path: Path) -> None:
+def test_a_step_that_is_missing_is_reported(undisturbed: Path, tmp_path: Path) -> None:
     disturbed = Written(tmp_path / "disturbed").steps(0, 0, range(1, 5)).steps(1, 0, range(1, 4))
     comparison = compare(undisturbed, disturbed.result(0).result(1).folder)
     assert comparison.differences[0] == "disturbed run, process 1, step 4: the loss was not recorded"
@@ -73,7 +73,7 @@ def test_a_step_that_is_missing_is_told(undisturbed: Path, tmp_path: Path) -> No
     assert not comparison.data_equal
 
 
-def test_a_loss_that_differs_in_its_last_bit_is_told(undisturbed: Path, tmp_path: Path) -> None:
+def test_a_loss_that_differs_in_its_last_bit_is_reported(undisturbed: Path, tmp_path: Path) -> None:
     disturbed = Written(tmp_path / "disturbed").steps(0, 0, range(1, 5), loss=0.5 + 2**-50)
     disturbed.steps(1, 0, range(1, 5))
     comparison = compare(undisturbed, disturbed.result(0).result(1).folder)
@@ -81,7 +81,7 @@ def test_a_loss_that_differs_in_its_last_bit_is_told(undisturbed: Path, tmp_path
     assert comparison.data_equal
 
 
-def test_another_order_of_the_data_is_told(undisturbed: Path, tmp_path: Path) -> None:
+def test_another_order_of_the_data_is_reported(undisturbed: Path, tmp_path: Path) -> None:
     disturbed = Written(tmp_path / "disturbed").steps(0, 0, range(1, 5), batch="bb").steps(1, 0, range(1, 5))
     comparison = compare(undisturbed, disturbed.result(0).result(1).folder)
     assert comparison.losses_equal

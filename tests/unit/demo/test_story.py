@@ -42,15 +42,15 @@ def test_a_promise_that_held_leaves_no_problem() -> None:
     ],
     ids=lambda value: ", ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
 )
-def test_each_broken_promise_is_told(change: dict[str, object], told: str) -> None:
+def test_each_broken_promise_is_reported(change: dict[str, object], told: str) -> None:
     assert broken_promises(dataclasses.replace(HELD, **change), preemptions=1) == [told]  # type: ignore[arg-type]
 
 
-def test_a_second_epoch_for_the_same_taint_is_told() -> None:
+def test_a_second_preemption_for_the_same_taint_is_announced() -> None:
     assert broken_promises(HELD, preemptions=2) == ["expected one Preemption for one taint, found 2"]
 
 
-def test_a_gap_in_the_timeline_is_told() -> None:
+def test_a_gap_in_the_timeline_is_reported() -> None:
     result = dataclasses.replace(HELD, stages=HELD.stages[2:])
     assert broken_promises(result, preemptions=1) == ["the timeline lacks firstAck, noticeSent"]
 

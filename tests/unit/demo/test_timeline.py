@@ -33,7 +33,7 @@ def test_stages_of_the_same_moment_stand_in_their_usual_order() -> None:
     assert [stage.name for stage in stages] == ["seen", "frozen", "agreed"]
 
 
-def test_a_stage_of_a_newer_operator_is_told_by_its_name() -> None:
+def test_a_stage_of_a_newer_operator_is_shown_by_its_name() -> None:
     stages = timeline(preemption(polished=1.0), zero_unix_s=ZERO_UNIX_S, observed=[])
     assert stages[-1].text == "polished"
 

@@ -62,7 +62,7 @@ def test_a_run_without_a_policy_has_no_label(tmp_path: Path) -> None:
     assert run.manifest()["metadata"]["labels"] == {}
 
 
-def test_variables_of_a_run_stand_beside_the_examples(tmp_path: Path) -> None:
+def test_variables_of_a_run_stand_next_to_the_examples(tmp_path: Path) -> None:
     run = TrainingRun(Answers(tmp_path), "one", namespace="here", image="i", steps=7, environment={"XLA_FLAGS": "-x"})
     container = run.manifest()["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
     assert container["env"] == [{"name": "JAX_PLATFORMS", "value": "cpu"}, {"name": "XLA_FLAGS", "value": "-x"}]
@@ -124,7 +124,7 @@ def test_record_may_be_completed_after_the_jobs_end(tmp_path: Path) -> None:
     assert record["status"]["received"] == 2
 
 
-def test_waiting_for_a_record_tells_what_it_said_last(tmp_path: Path) -> None:
+def test_waiting_for_a_record_ends_with_what_it_said_last(tmp_path: Path) -> None:
     run = run_on(Answers(tmp_path, jobset(), preemption(0, "Expired")))
     with pytest.raises(ClusterError, match=r"the newest Preemption of one to say that it ended(.|\n)*'Expired'"):
         run.wait_for_record("that it ended well", lambda status: status["phase"] == "Committed", timeout_s=0)
@@ -136,7 +136,7 @@ def test_the_trainers_are_returned_once_they_are_seen_running(tmp_path: Path, mo
     assert [trainer.process for trainer in run.wait_for_trainers(3)] == [0, 1]
 
 
-def test_waiting_tells_how_the_job_looked(tmp_path: Path) -> None:
+def test_waiting_ends_with_how_the_job_looked(tmp_path: Path) -> None:
     run = run_on(Answers(tmp_path, jobset(), pod(0, phase="Pending")))
     with pytest.raises(ClusterError, match=r"one-workers-0-0-0 Pending on node-1; newest step recorded: none"):
         run.wait_for_step(3, timeout_s=0)

@@ -24,7 +24,7 @@ def drawn(loader: data.Loader, count: int) -> list[tuple[list[int], str]]:
 
 
 @pytest.mark.parametrize("consumed", [0, 1, 4, 5, 6, 13], ids=lambda n: f"after {n} batches")
-def test_a_restored_loader_goes_on_as_if_it_had_never_stopped(loader: data.Loader, consumed: int) -> None:
+def test_a_restored_loader_continues_as_if_it_had_never_stopped(loader: data.Loader, consumed: int) -> None:
     undisturbed = drawn(loader, 20)
     first = data.Loader(ROWS, 4, seed=7)
     before = drawn(first, consumed)
@@ -69,7 +69,7 @@ def test_every_epoch_has_each_row_at_most_once_and_its_own_order(loader: data.Lo
     assert epochs[0] != epochs[1]
 
 
-def test_the_digest_tells_batches_apart(loader: data.Loader) -> None:
+def test_the_digest_distinguishes_batches(loader: data.Loader) -> None:
     assert len({digest for _, digest in drawn(loader, 15)}) == 15
 
 

@@ -54,7 +54,7 @@ def test_closing_gives_up_on_a_missing_loss_and_names_its_step(
     assert "not recorded: steps [41]" in capsys.readouterr().out
 
 
-def test_each_attempt_of_each_process_writes_a_file_of_its_own(tmp_path: Path) -> None:
+def test_each_attempt_of_each_process_writes_its_own_file(tmp_path: Path) -> None:
     for process in (0, 0, 1):
         record.Losses(tmp_path, process).close()
     names = sorted(path.name for path in tmp_path.iterdir())
@@ -65,7 +65,7 @@ def test_each_attempt_of_each_process_writes_a_file_of_its_own(tmp_path: Path) -
     ]
 
 
-def test_progress_is_told_for_each_step_that_is_written(tmp_path: Path) -> None:
+def test_progress_is_reported_for_each_step_that_is_written(tmp_path: Path) -> None:
     told: list[tuple[int, float]] = []
     losses = record.Losses(tmp_path, 0, on_step=lambda step, loss: told.append((step, loss)))
     losses.add(3, Loss(0.5), "aa")

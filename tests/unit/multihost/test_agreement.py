@@ -197,7 +197,7 @@ def test_the_first_process_that_finds_it_is_time_starts_all(make: Callable[..., 
     assert results == [results[0]] * 3
 
 
-def test_a_deadline_that_moves_is_told_and_moves_the_start(make: Callable[..., Gang]) -> None:
+def test_a_deadline_that_moves_is_announced_and_moves_the_start(make: Callable[..., Gang]) -> None:
     gang = make(2, start_in_s=LATER_S)
     tell(gang.agreements[0], remaining_s=100)
     gang.watchers[1].wait_for(Noticed)
@@ -632,7 +632,7 @@ def test_whoever_breaks_off_has_no_threads_left_and_says_so_once(make: Callable[
     assert len(entries(gang, Gone)) == 1
 
 
-def test_a_notice_still_reaches_those_that_go_on_after_another_has_closed(make: Callable[..., Gang]) -> None:
+def test_a_notice_still_reaches_those_that_continue_after_another_has_closed(make: Callable[..., Gang]) -> None:
     gang = make(3, start_in_s=LATER_S)
     gang.agreements[0].close()
     tell(gang.agreements[1])
@@ -661,7 +661,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return made
 
 
-def test_a_notice_is_told_again_until_the_store_takes_it(slept: list[float]) -> None:
+def test_a_notice_is_passed_on_again_until_the_store_takes_it(slept: list[float]) -> None:
     store, watcher = _Unreachable(), Watcher()
     agreement = Agreement(store, gangs(1, store)[0], watcher)
     try:
@@ -674,7 +674,7 @@ def test_a_notice_is_told_again_until_the_store_takes_it(slept: list[float]) -> 
         agreement.close()
 
 
-def test_a_notice_that_no_attempt_could_tell_is_an_error(slept: list[float]) -> None:
+def test_a_notice_that_no_attempt_could_pass_on_is_an_error(slept: list[float]) -> None:
     store = _Unreachable()
     agreement = Agreement(store, gangs(1, store)[0], Watcher())
     try:
@@ -705,7 +705,7 @@ def entries(gang: Gang, kind: type[object]) -> list[Entry]:
         pytest.param(NoticeEntry(1, "other", 30.0, "about other", drill=False, once=True), 2, id="of another origin"),
     ],
 )
-def test_what_two_processes_are_told_alike_is_written_once(
+def test_a_notice_that_two_processes_get_alike_is_written_once(
     make: Callable[..., Gang], second: NoticeEntry, written: int
 ) -> None:
     gang = make(2, start_in_s=LATER_S)
@@ -845,7 +845,7 @@ def test_all_save_at_the_sync_point_after_which_one_broke_off(make: Callable[...
     assert second.stopped == "the training of process 0 broke off after it: RuntimeError: no batch"
 
 
-def test_process_that_has_not_come_there_goes_on_to_where_one_broke_off(make: Callable[..., Gang]) -> None:
+def test_process_that_has_not_come_there_continues_to_where_one_broke_off(make: Callable[..., Gang]) -> None:
     first, second = two_that_keep(make, Kept(), Kept(linger_s=20.0)).agreements
     for _ in range(3):
         assert not first.arrive()
@@ -868,7 +868,7 @@ def test_who_has_lost_that_state_ends_the_wait_of_all(make: Callable[..., Gang])
         first.arrive()
 
 
-def test_who_breaks_off_without_a_notice_is_told_that_nobody_saves(make: Callable[..., Gang]) -> None:
+def test_who_breaks_off_without_a_notice_learns_that_nobody_saves(make: Callable[..., Gang]) -> None:
     first = make(1, heard_s=0.1).agreements[0]
     assert not first.arrive()
     assert not first.wait_noticed(0.0)

@@ -66,7 +66,7 @@ def test_a_timeout_names_who_is_missing_for_everybody() -> None:
         pytest.param(lambda gang: gang.broadcast("b", None, timeout_s=0, source=2), [2], id="broadcast"),
     ],
 )
-def test_a_gang_tells_for_whom_it_waits(wait: Callable[[StoreProcessGroup], object], awaited: list[int]) -> None:
+def test_a_gang_says_for_whom_it_waits(wait: Callable[[StoreProcessGroup], object], awaited: list[int]) -> None:
     found = []
 
     class Asked(InMemoryStore):
@@ -368,7 +368,7 @@ class _Counting:
         self._shared.delete_folder(folder)
 
 
-def test_reduce_is_computed_once_and_told_to_all() -> None:
+def test_reduce_is_computed_once_and_sent_to_all() -> None:
     computed: list[list[str]] = []
 
     def merge(values: list[str]) -> str:
@@ -497,7 +497,7 @@ def test_a_wrong_call_to_leave_is_not_counted() -> None:
     assert store.list("plan") == {}
 
 
-def test_keys_beside_a_retired_folder_stay_used() -> None:
+def test_keys_next_to_a_retired_folder_stay_used() -> None:
     (gang,) = gangs(1)
     for key in ("save/1", "save/10"):
         gang.barrier(key, timeout_s=1)
@@ -511,7 +511,7 @@ def test_what_the_first_process_decides_counts_for_all() -> None:
     assert [second.decide("d", "from 1"), first.decide("d", "from 0"), second.decide("d", "again")] == ["from 1"] * 3
 
 
-def test_a_timeout_tells_that_two_processes_name_different_sets() -> None:
+def test_a_timeout_says_that_two_processes_name_different_sets() -> None:
     zero, one, _ = gangs(3)
     results = together(
         functools.partial(zero.barrier, "b", timeout_s=0.3, processes={0, 1}),

@@ -109,7 +109,7 @@ def test_two_jobs_in_one_cluster_are_named_to_all() -> None:
         assert "of job uid-1" in str(error)
 
 
-def test_what_one_process_lacks_is_told_to_all() -> None:
+def test_what_one_process_lacks_is_reported_to_all() -> None:
     for error in met([0, 1], [None] * 2, lacks=["", "was given accelerators, and JAX finds cpu alone"]):
         assert isinstance(error, NotJoined)
         assert str(error) == "process 1 (gpt-w-0-1) of attempt 0 was given accelerators, and JAX finds cpu alone"

@@ -370,7 +370,7 @@ def test_a_start_without_effect_keeps_no_other_back() -> None:
     ]
 
 
-def test_leaving_outside_of_an_epoch_tells_nobody() -> None:
+def test_leaving_outside_of_an_epoch_notifies_nobody() -> None:
     member, bell = heard(NOTICE)
     assert list(member.leave()) == []
     assert bell.try_next() is None
@@ -432,7 +432,7 @@ def test_a_late_entry_on_an_earlier_drill_keeps_no_decision_back() -> None:
 
 
 @pytest.mark.parametrize(("notice", "open_epoch"), [(DRILL, None), (NOTICE, 1)], ids=["drill", "preemption"])
-def test_training_goes_on_after_a_failed_drill_alone(notice: Entry, open_epoch: int | None) -> None:
+def test_training_continues_after_a_failed_drill_alone(notice: Entry, open_epoch: int | None) -> None:
     member, _ = heard(notice, START, Failed(1, 1, ""), count=2)
     assert member.seat.epoch == open_epoch
 

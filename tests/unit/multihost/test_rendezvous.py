@@ -105,7 +105,7 @@ def said(me: Introduction) -> bytes:
 
 
 @pytest.mark.parametrize("count", [2, 5])
-def test_all_go_on_once_all_are_there(count: int, come: Come) -> None:
+def test_all_continue_once_all_are_there(count: int, come: Come) -> None:
     early = [come(introduction(process, count)) for process in range(1, count - 1)]
     host = come(introduction(0, count))
     last = come(introduction(count - 1, count))
@@ -346,7 +346,7 @@ def test_another_server_at_the_address_is_named_and_process_0_awaited(
     assert guest.result(WITHIN_S)
 
 
-def test_a_name_that_does_not_exist_and_a_resolver_without_an_answer_are_told_apart(
+def test_a_name_that_does_not_exist_and_a_resolver_without_an_answer_are_reported_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fails(number: int, *_: Any, **__: Any) -> Any:

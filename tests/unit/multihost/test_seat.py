@@ -145,7 +145,7 @@ def test_an_epoch_is_not_opened_in_another() -> None:
         seat.open_epoch(1)
 
 
-def test_a_new_seat_has_passed_nothing_and_meets_unless_told_otherwise() -> None:
+def test_a_new_seat_has_passed_nothing_and_meets_by_default() -> None:
     seat = Seat()
     assert (seat.ordinal, seat.epoch, seat.agreed, seat.meets, seat.finished) == (0, None, None, True, False)
 

@@ -54,13 +54,13 @@ def boards(count: int) -> list[StallBoard]:
     return [StallBoard(store, StoreProcessGroup(store, index, count)) for index in range(count)]
 
 
-def test_one_process_tells_for_all_that_stall_at_one_point() -> None:
+def test_one_process_reports_for_all_that_stall_at_one_point() -> None:
     all_boards = boards(4)
     assert [board.post("training", place()) for board in all_boards[1:]] == [True, False, False]
     assert all_boards[2].suspicion("training").processes == [0]
 
 
-def test_the_same_process_tells_again_of_a_later_stall() -> None:
+def test_the_same_process_reports_a_later_stall_too() -> None:
     first, second = boards(2)
     assert first.post("training", place())
     first.take_down("training")
@@ -85,7 +85,7 @@ def test_only_the_end_of_a_long_stack_is_kept() -> None:
     assert len(stack) <= 3000
 
 
-def test_a_part_that_goes_on_does_not_hide_another() -> None:
+def test_a_part_that_continues_does_not_hide_another() -> None:
     first, second = boards(2)
     for board in (first, second):
         board.post("background save", saving("durable"))
@@ -95,7 +95,7 @@ def test_a_part_that_goes_on_does_not_hide_another() -> None:
     assert first.suspicion("training").processes == [1]
 
 
-def test_parts_are_told_and_compared_apart() -> None:
+def test_parts_are_published_and_compared_apart() -> None:
     """Training went on in the process whose save hangs, so that sync points would name the other one."""
     first, second = boards(2)
     assert first.post("training", place(7))

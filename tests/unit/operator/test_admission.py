@@ -23,7 +23,7 @@ def admission(replica: Replica) -> Admission:
     return Admission(cast(KubeClient, replica.api), replica.core, cast(Certificates, None), "https://o:443")
 
 
-async def test_whoever_deletes_a_policy_is_told_who_uses_it(clock: Clock) -> None:
+async def test_who_deletes_a_policy_gets_a_warning_that_names_its_users(clock: Clock) -> None:
     api = MemoryApi(clock)
     cluster(api)
     async with running(api, clock) as replica:
@@ -33,7 +33,9 @@ async def test_whoever_deletes_a_policy_is_told_who_uses_it(clock: Clock) -> Non
         await until(lambda: not admission(replica).users_of(NAMESPACE, "careful"), "the JobSet to be seen as finished")
 
 
-async def test_whoever_deletes_a_policy_of_the_cluster_is_told_who_uses_its_default(clock: Clock) -> None:
+async def test_who_deletes_a_policy_of_the_cluster_gets_a_warning_that_names_the_users_of_its_default(
+    clock: Clock,
+) -> None:
     api = MemoryApi(clock)
     cluster(api)
     api.remove(kinds.POLICIES, objects.policy())

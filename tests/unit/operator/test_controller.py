@@ -36,7 +36,7 @@ def condition(body: client.JsonObject, kind: str) -> client.JsonObject:
     return next(item for item in found if item["type"] == kind)
 
 
-async def test_a_taint_tells_every_process_of_the_gang_and_is_recorded(api: MemoryApi, clock: Clock) -> None:
+async def test_a_taint_notifies_every_process_of_the_gang_and_is_recorded(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         gang = [replica.subscribe(index, f"s-{index}") for index in (0, 1)]
         replica.taint()
@@ -65,7 +65,7 @@ async def test_a_taint_tells_every_process_of_the_gang_and_is_recorded(api: Memo
         await until(lambda: replica.reasons == ["PreemptionNoticed"], "the Event")
 
 
-async def test_nobody_is_told_in_mode_observe(clock: Clock) -> None:
+async def test_nobody_is_notified_in_mode_observe(clock: Clock) -> None:
     api = MemoryApi(clock)
     cluster(api, mode="Observe")
     async with running(api, clock) as replica:
@@ -185,7 +185,7 @@ async def test_vanished_signal_is_retracted_from_all_who_may_know(api: MemoryApi
         await until(lambda: "PreemptionRetracted" in replica.reasons, "the Event")
 
 
-async def test_a_retraction_that_fell_into_an_outage_is_told_on_the_return(api: MemoryApi, clock: Clock) -> None:
+async def test_a_retraction_that_came_during_an_outage_is_sent_on_the_return(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         told = replica.subscribe(0)
         replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
@@ -201,7 +201,7 @@ async def test_a_retraction_that_fell_into_an_outage_is_told_on_the_return(api: 
             assert frame.preemption == NAME
 
 
-async def test_a_returning_process_is_told_only_of_the_newest_retractions(api: MemoryApi, clock: Clock) -> None:
+async def test_a_returning_process_is_notified_only_of_the_newest_retractions(api: MemoryApi, clock: Clock) -> None:
     for number in range(1, 41):
         api.add(kinds.PREEMPTIONS, objects.preemption(number, phase="Retracted", ended_at=NOW, cancelable=True))
     async with running(api, clock) as replica:
@@ -213,7 +213,7 @@ async def test_a_returning_process_is_told_only_of_the_newest_retractions(api: M
         assert await frames(returned) == []
 
 
-async def test_a_deadline_that_is_put_off_is_told_as_well(api: MemoryApi, clock: Clock) -> None:
+async def test_a_deadline_that_is_put_off_is_sent_as_well(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         subscriber = replica.subscribe()
         replica.see(kinds.REQUESTS, objects.request(deadlineSeconds=300))
@@ -224,7 +224,7 @@ async def test_a_deadline_that_is_put_off_is_told_as_well(api: MemoryApi, clock:
         assert remaining == [900.0] or remaining == [300.0, 900.0]
 
 
-async def test_gang_training_to_its_limit_is_told_to_leave_with_its_node(api: MemoryApi, clock: Clock) -> None:
+async def test_gang_training_to_its_limit_is_notified_to_leave_with_its_node(api: MemoryApi, clock: Clock) -> None:
     limited = objects.job() | {
         "spec": {"completions": 2, "activeDeadlineSeconds": 1000},
         "status": {"startTime": objects.stamp(NOW - 100)},
@@ -308,7 +308,7 @@ async def test_records_of_gangs_that_are_not_there_hold_nobody_back(api: MemoryA
         await until(lambda: (NAMESPACE, NAME) in replica.core.cache.preemptions.records, "the epoch")
 
 
-async def test_a_gang_waits_while_many_are_told_of_what_is_not_sure(api: MemoryApi, clock: Clock) -> None:
+async def test_a_gang_waits_while_many_are_notified_of_what_is_not_sure(api: MemoryApi, clock: Clock) -> None:
     for number in range(1, 11):
         others_were_told(api, number)
     async with running(api, clock) as replica:
@@ -322,7 +322,7 @@ async def test_a_gang_waits_while_many_are_told_of_what_is_not_sure(api: MemoryA
         assert len(await frames(subscriber)) == 1
 
 
-async def test_a_deadline_that_moves_is_told_again_under_the_same_name(api: MemoryApi, clock: Clock) -> None:
+async def test_a_deadline_that_moves_is_sent_again_under_the_same_name(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         subscriber = replica.subscribe()
         replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
@@ -346,7 +346,7 @@ async def test_a_subscriber_that_comes_later_gets_the_open_notice(api: MemoryApi
         assert notice.remaining_s == 11
 
 
-async def test_a_restarted_operator_tells_on_under_the_same_name(api: MemoryApi, clock: Clock) -> None:
+async def test_a_restarted_operator_continues_to_notify_under_the_same_name(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.taint()
         await replica.phase("Noticed")
@@ -360,7 +360,7 @@ async def test_a_restarted_operator_tells_on_under_the_same_name(api: MemoryApi,
         assert len(replica.preemptions) == 1
 
 
-async def test_the_twin_tells_its_own_subscribers_and_adds_its_own_entry(api: MemoryApi, clock: Clock) -> None:
+async def test_the_twin_notifies_its_own_subscribers_and_adds_its_own_entry(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
         one, two = first.subscribe(0, "s-0"), second.subscribe(1, "s-1")
         first.taint()
@@ -454,7 +454,7 @@ async def test_nameless_reports_at_the_same_moment_are_of_one_preemption(
         assert len(replica.preemptions) == 1
 
 
-async def test_a_nameless_report_goes_to_the_preemption_that_is_under_way(api: MemoryApi, clock: Clock) -> None:
+async def test_a_nameless_report_goes_to_the_preemption_that_is_in_progress(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.taint()
         await replica.phase("Noticed")
@@ -463,7 +463,7 @@ async def test_a_nameless_report_goes_to_the_preemption_that_is_under_way(api: M
         assert len(replica.preemptions) == 1
 
 
-async def test_the_restarted_gang_says_from_where_it_goes_on(api: MemoryApi, clock: Clock) -> None:
+async def test_the_restarted_gang_says_from_where_it_continues(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.taint()
         await replica.phase("Noticed")

@@ -63,7 +63,7 @@ def test_it_looks_at_everything_once_a_day(looks_a_day: int) -> None:
     assert _collected(2 * looks_a_day + 100) == [(WHOLE_S, True), (2 * WHOLE_S, True)]
 
 
-def test_preemptions_under_way_put_that_off_for_a_bounded_time(looks_a_day: int) -> None:
+def test_preemptions_in_progress_put_that_off_for_a_bounded_time(looks_a_day: int) -> None:
     looks = looks_a_day + 100
     assert _collected(looks, quiet=lambda at: at > WHOLE_S + 60) == [(WHOLE_S + 120, True)]
     assert _collected(looks, quiet=lambda at: False) == [(WHOLE_S + PUT_OFF_S, True)]

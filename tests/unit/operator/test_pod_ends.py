@@ -108,7 +108,7 @@ BY_RULE = JobFailure("PodFailurePolicy", "Pod has condition DisruptionTarget mat
         ),
     ],
 )
-def test_a_failed_job_is_made_anew_alone_where_the_failure_policy_says_so(
+def test_a_failed_job_is_made_again_alone_where_the_failure_policy_says_so(
     written: list[dict[str, Any]], failure: JobFailure, alone: bool
 ) -> None:
     found = failure_rules({"failurePolicy": {"maxRestarts": 3, "rules": written}})

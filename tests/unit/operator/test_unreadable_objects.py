@@ -58,7 +58,7 @@ BAD: list[tuple[Kind, Callable[[], Body]]] = [
 
 
 @pytest.mark.parametrize(("kind", "make"), BAD, ids=["pod", "policy", "preemption", "JobSet"])
-async def test_one_bad_object_keeps_no_gang_from_being_told(
+async def test_one_bad_object_keeps_no_gang_from_being_notified(
     api: MemoryApi, clock: Clock, caplog: pytest.LogCaptureFixture, kind: Kind, make: Callable[[], Body]
 ) -> None:
     body = api.add(kind, make())

@@ -134,7 +134,7 @@ def test_each_way_is_predicted_by_its_own_rate_or_else_the_other(
         pytest.param(SnapshotState.WRITING, 12, 4, 2.0, id="a quarter is left"),
     ],
 )
-def test_save_under_way_ends_when_the_rest_is_written(
+def test_save_in_progress_ends_when_the_rest_is_written(
     state: SnapshotState, done: int, left: int, finish_s: float
 ) -> None:
     found = NewestSnapshot(step=990, state=state, done_bytes=done, left_bytes=left, elapsed_s=3.0)

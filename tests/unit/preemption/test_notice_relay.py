@@ -98,7 +98,7 @@ def test_process_0_speaks_of_the_name_that_any_process_has() -> None:
     assert gang.mailboxes[0].current == notice("gpt-1")
 
 
-def test_what_all_know_is_not_told_again() -> None:
+def test_what_all_know_is_not_sent_again() -> None:
     gang = Gang(2)
     gang.mailboxes[0].post(notice(remaining_s=30))
     gang.read()
@@ -107,7 +107,7 @@ def test_what_all_know_is_not_told_again() -> None:
     assert gang.entries == []
 
 
-def test_notice_read_late_from_the_bell_is_ignored_when_told_directly() -> None:
+def test_notice_read_late_from_the_bell_is_ignored_if_it_came_directly() -> None:
     gang = Gang(3)
     gang.mailboxes[0].post(notice(remaining_s=30, revision=1_000_000))
     gang.clock.now_s += 2

@@ -42,7 +42,7 @@ def stop(at: ProcessAt) -> None:
     wait_until("the process to stop", lambda: "(state T)" in look(at).does, timeout_s=60)
 
 
-def test_a_stopped_process_is_told_with_its_stack() -> None:
+def test_a_stopped_process_is_reported_with_its_stack() -> None:
     with running(SLEEPS) as at:
         stop(at)
         seen = look(at)
@@ -50,20 +50,20 @@ def test_a_stopped_process_is_told_with_its_stack() -> None:
         assert seen.stack.splitlines()[-1].endswith("in sleep")
 
 
-def test_a_process_that_hangs_in_c_code_is_told_with_its_stack() -> None:
+def test_a_process_that_hangs_in_c_code_is_reported_with_its_stack() -> None:
     with running(HANGS) as at:
         seen = look(at)
         assert (seen.does, seen.why_not) == ("computes, and does not let its other threads run (state R)", "")
         assert "in hang_in_c" in seen.stack
 
 
-def test_a_process_that_sleeps_or_has_ended_is_told() -> None:
+def test_a_process_that_sleeps_or_has_ended_is_reported() -> None:
     with running(SLEEPS) as at:
         assert look(at).does.startswith("waits in the kernel (state S")
     assert look(at).does == "has ended, or its training thread has"
 
 
-def test_what_is_missing_for_the_stack_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_for_the_stack_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(SLEEPS) as at:
         stop(at)
         monkeypatch.setattr(shutil, "which", lambda program, path=None: None)

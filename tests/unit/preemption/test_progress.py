@@ -94,7 +94,7 @@ def without_operator_at(number: int, substitute: Substitute) -> EpochProgress:
     return EpochProgress(number, False, Stages(0.0, clock), Mailbox(clock), without_operator(), substitute)
 
 
-def test_nothing_is_told_after_the_end_whatever_other_threads_still_have_to_tell() -> None:
+def test_nothing_is_reported_after_the_end_whatever_other_threads_still_have_to_report() -> None:
     sent, mailbox = Sent(), Mailbox(lambda: 0.0)
     reporter = Reporter(cast(Sender, sent), Settings(), "session", SingleProcess(), mailbox, TimeSpent(lambda: 0.0))
     epoch = EpochProgress(5, False, Stages(0.0, lambda: 0.0), mailbox, reporter)

@@ -74,25 +74,27 @@ def watched() -> Iterator[list[Watched]]:
         each.watch.stop()
 
 
-def test_a_stall_is_logged_with_its_stack_and_told(watched: list[Watched], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stall_is_logged_with_its_stack_and_reported(
+    watched: list[Watched], caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.ERROR):
         watched.append(Watched(InMemoryStore(), others_s=LIMIT_S))
         assert watched[0].stalls.wait(PATIENCE_S)
     assert "stage=training" in caplog.text
-    assert "test_a_stall_is_logged_with_its_stack_and_told" in caplog.text
+    assert "test_a_stall_is_logged_with_its_stack_and_reported" in caplog.text
     assert watched[0].suspects == [0]
     assert "test_a_stall_is_logged" in watched[0].stack
     assert watched[0].at_limit.wait(PATIENCE_S)
 
 
-def test_progress_after_a_stall_is_told(watched: list[Watched]) -> None:
+def test_progress_after_a_stall_is_reported(watched: list[Watched]) -> None:
     watched.append(Watched(InMemoryStore(), others_s=LIMIT_S))
     assert watched[0].stalls.wait(PATIENCE_S)
     watched[0].step += 1
     assert watched[0].is_over.wait(PATIENCE_S)
 
 
-def test_one_of_those_that_wait_tells_of_the_silent_one(watched: list[Watched]) -> None:
+def test_one_of_those_that_wait_reports_the_silent_one(watched: list[Watched]) -> None:
     store = InMemoryStore()
     watched.extend(Watched(store, index, 3, others_s=LIMIT_S) for index in (0, 2))
     assert all(each.at_limit.wait(PATIENCE_S) for each in watched)
@@ -101,7 +103,7 @@ def test_one_of_those_that_wait_tells_of_the_silent_one(watched: list[Watched]) 
     assert [each.stack for each in told] == [""]  # the one of process 1 is not known, and no other is meant
 
 
-def test_a_stall_is_told_within_30_s_though_the_store_is_silent(
+def test_a_stall_is_reported_within_30_s_though_the_store_is_silent(
     watched: list[Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits_s: list[float] = []

@@ -72,7 +72,7 @@ def test_time_of_saves_is_no_training(training: TimeSpent, clock: Clock) -> None
     assert spent.passed == {"17": 10.0, "25": 18.5}
 
 
-def test_a_save_that_is_left_out_stopped_the_training_all_the_same(training: TimeSpent, clock: Clock) -> None:
+def test_a_save_that_is_left_out_stopped_the_training_nevertheless(training: TimeSpent, clock: Clock) -> None:
     training.stops(8)
     clock.at_s += 4.0
     training.goes_on(periodic=False)
@@ -88,7 +88,7 @@ def test_training_ends_with_the_emergency_save(training: TimeSpent, clock: Clock
     assert (training.spent().left_s, training.spent().saving_s) == (32.0, 2.0)
 
 
-def test_the_newest_steps_are_told(training: TimeSpent) -> None:
+def test_the_newest_steps_are_named(training: TimeSpent) -> None:
     for step in range(20):
         training.stops(step)
         training.goes_on()

@@ -107,7 +107,7 @@ def test_a_notice_is_posted_and_acknowledged(listener: Listener, server: Operato
     assert listener.receipts == [RECEIPT]
 
 
-def test_a_notice_is_acknowledged_though_the_other_processes_cannot_be_told(
+def test_a_notice_is_acknowledged_though_the_other_processes_cannot_be_notified(
     listener: Listener, server: OperatorServer
 ) -> None:
     listener.heard.stuck.set()
@@ -313,7 +313,7 @@ def test_a_full_queue_never_blocks_training(
     assert not sender.flush(0.0)
 
 
-def test_a_connection_that_the_server_closed_meanwhile_is_made_anew_at_once(
+def test_a_connection_that_the_server_closed_meanwhile_is_made_again_at_once(
     channel: Callable[[], OperatorConnection], server: OperatorServer
 ) -> None:
     kept = channel()
@@ -423,7 +423,7 @@ def test_delayed_message_is_overtaken_and_sent_when_due(
         sender.close()
 
 
-def test_receipts_come_after_the_whole_gang_was_told_and_one_after_another() -> None:
+def test_receipts_come_after_the_whole_gang_was_notified_and_one_after_another() -> None:
     def after_s(index: int, count: int) -> float:
         return receipt_after_s(StoreProcessGroup(InMemoryStore(), index, count))
 

@@ -155,7 +155,7 @@ def test_of_one_revision_the_earlier_deadline_is_kept(mailbox: Mailbox, later_s:
         pytest.param(3, None, 1, id="a word without a revision came between"),
     ],
 )
-def test_the_revision_that_was_told_is_remembered(
+def test_the_revision_that_was_sent_is_remembered(
     mailbox: Mailbox, first: int | None, second: int | None, heard: int
 ) -> None:
     listener = Listening()

@@ -212,7 +212,7 @@ def test_operator_outage_is_reported_once_and_reconnected(
     assert subscriber.wait_until_connected(60)
 
 
-def test_a_second_outage_is_told_of_again(
+def test_a_second_outage_is_reported_again(
     subscribe: Callable[..., OperatorSubscriber],
     server: OperatorServer,
     pauses: list[str],

@@ -97,7 +97,7 @@ def test_the_processes_that_do_not_come_are_named(
     assert over.over
 
 
-def test_one_of_those_that_wait_tells_the_operator(come: Callable[[StoreProcessGroup], None]) -> None:
+def test_one_of_those_that_wait_notifies_the_operator(come: Callable[[StoreProcessGroup], None]) -> None:
     _, second, third = gangs(3)
     come(second)
     come(third)
@@ -134,7 +134,7 @@ def test_process_0_is_suspected_if_the_store_does_not_answer() -> None:
     assert "does not answer" in operator.messages[0].message
 
 
-def test_a_stage_that_goes_on_in_time_is_not_told() -> None:
+def test_a_stage_that_continues_in_time_is_not_reported() -> None:
     operator = Operator()
     settings = Settings(stall_after_s=2.0)
     with AttachWatch(settings, operator=lambda: operator, slow_s=2.0) as watching:  # type: ignore[arg-type,return-value]
@@ -177,7 +177,7 @@ def test_a_process_exits_though_the_question_of_whom_it_waits_for_fails() -> Non
         assert left.wait(PATIENCE_S)
 
 
-def test_an_attach_that_failed_is_not_told_to_go_on() -> None:
+def test_an_attach_that_failed_is_not_reported_to_continue() -> None:
     operator = Operator()
 
     def meet() -> None:

@@ -185,7 +185,7 @@ def test_functions_are_compiled_in_the_order_of_the_calls(compilations: Compilat
     assert all(step.done for step in functions)
 
 
-def test_a_restore_goes_on_while_a_function_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restore_continues_while_a_function_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on = threading.Event()
     stages = jax.stages.Lowered
     real = stages.compile

@@ -287,7 +287,7 @@ def test_on_several_devices_a_form_and_init_give_the_same_in_both_starts(
     assert kinds[0] == kinds[1]
 
 
-def test_under_a_mesh_with_explicit_axes_any_init_tells_the_shardings(tmp_path: Path) -> None:
+def test_under_a_mesh_with_explicit_axes_any_init_has_the_shardings(tmp_path: Path) -> None:
     mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
 
     def init() -> Any:
@@ -324,7 +324,7 @@ def test_a_compiled_init_may_be_used_under_a_mesh_of_the_only_device(
         assert placed == [[leaf.sharding for leaf in jax.tree.leaves(init())]] * 2
 
 
-def test_like_may_be_what_jax_tells_of_init_under_a_mesh(tmp_path: Path) -> None:
+def test_like_may_be_what_jax_says_of_init_under_a_mesh(tmp_path: Path) -> None:
     mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
     init = jax.jit(lambda: {"w": jax.reshard(jnp.ones((8, 4)), jax.sharding.PartitionSpec("x"))})
     with jax.set_mesh(mesh):

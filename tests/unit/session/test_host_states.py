@@ -30,7 +30,7 @@ class Iterator:
         self.state = state
 
 
-def test_an_iterator_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_an_iterator_continues_where_it_was(tmp_path: Path) -> None:
     iterator = Iterator({"taken": 0})
     with gracepoint.attach(tmp_path, save_every_steps=1) as session:
         session.restore(like={"w": jnp.zeros(4)}, data=iterator)

@@ -94,7 +94,7 @@ def test_arrays_that_the_loop_drops_stay_after_a_notice_only(noticed: str) -> No
     assert (last.lost(7) == "") is (noticed != "never")
 
 
-def test_older_and_later_sync_points_are_told_apart() -> None:
+def test_older_and_later_sync_points_are_distinguished() -> None:
     last = Loop().last_state()
     assert last.lost(7) == ""
     last.keep(7, 70, state := {"w": jnp.zeros(3)})

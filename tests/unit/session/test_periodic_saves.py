@@ -337,7 +337,7 @@ def test_saves_that_fail_for_too_long_end_training_in_all_processes_at_the_same_
     assert (storage / str(ends_at + 1)).is_dir(), "who goes on nevertheless saves again"
 
 
-def test_training_that_finishes_after_a_failed_save_is_told(tmp_path: Path) -> None:
+def test_training_that_finishes_after_a_failed_save_gets_an_error(tmp_path: Path) -> None:
     def run(gang: ProcessGroup) -> None:
         training = Training(tmp_path, gang)
         training.step(1, host_state=raising(OSError("away")) if gang.process_index == 1 else dict)

@@ -615,7 +615,7 @@ def test_notice_is_acted_upon_by_the_head_start_before_its_deadline(
     assert "before the deadline" in preempted.reason
 
 
-def test_newest_committed_step_is_told(tmp_path: Path, coordinators: list[Coordinator]) -> None:
+def test_newest_committed_step_is_reported(tmp_path: Path, coordinators: list[Coordinator]) -> None:
     with gracepoint.attach(tmp_path, save_every_steps=2) as session:
         spent = coordinators[-1].reporter.time_spent.spent
         assert spent().saved_s is None
@@ -625,7 +625,7 @@ def test_newest_committed_step_is_told(tmp_path: Path, coordinators: list[Coordi
         assert (spent().saved_s or 0.0) <= spent().now_s
 
 
-def test_own_save_of_a_loop_is_told(tmp_path: Path, coordinators: list[Coordinator]) -> None:
+def test_own_save_of_a_loop_is_reported(tmp_path: Path, coordinators: list[Coordinator]) -> None:
     with gracepoint.attach(tmp_path) as session:
         spent = coordinators[-1].reporter.time_spent.spent
         for step in range(1, 10):
@@ -649,7 +649,7 @@ def test_a_notice_that_is_retracted_before_the_freeze_changes_nothing(
     assert caplog.text.count("phase=") == 1
 
 
-def test_a_drill_saves_and_training_goes_on(
+def test_a_drill_saves_and_training_continues(
     tmp_path: Path, notices: Notices, caplog: pytest.LogCaptureFixture, coordinators: list[Coordinator]
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -667,7 +667,7 @@ def test_a_drill_saves_and_training_goes_on(
     assert "message=drill: step" in caplog.text
 
 
-def test_a_drill_that_cannot_save_fails_and_training_goes_on(
+def test_a_drill_that_cannot_save_fails_and_training_continues(
     tmp_path: Path, notices: Notices, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -727,7 +727,7 @@ def test_a_duration_of_an_own_save_is_a_positive_number(tmp_path: Path, duration
         session.own_save_took(duration_s, 1)
 
 
-def test_a_session_says_which_preemption_is_under_way_and_how_long(tmp_path: Path, notices: Notices) -> None:
+def test_a_session_says_which_preemption_is_in_progress_and_how_long(tmp_path: Path, notices: Notices) -> None:
     with gracepoint.attach(tmp_path, receiver=notices) as session:
         assert session.notice is None
         notices.post("drill-1", drill=True)
@@ -929,7 +929,7 @@ def test_an_error_of_training_passes_and_ends_all_threads(tmp_path: Path) -> Non
     until(lambda: not _own_threads(), "the threads to end")
 
 
-def test_an_error_of_training_lets_the_save_under_way_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_training_lets_the_save_in_progress_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broke_off, write = threading.Event(), ChunkWriter.write
 
     def write_late(*arguments: Any, **keywords: Any) -> Any:

@@ -111,7 +111,7 @@ def test_an_override_replaces_what_is_given_and_keeps_what_is_none() -> None:
     assert (changed.directory, changed.keep_last, changed.save_every_steps) == ("/b", 5, 10)
 
 
-def test_cadence_and_retention_are_told_by_steps_and_by_seconds() -> None:
+def test_cadence_and_retention_are_shown_by_steps_and_by_seconds() -> None:
     told = {Env.SAVE_EVERY_S: "600", Env.KEEP_EVERY_STEPS: "1000", Env.KEEP_FOR_S: "86400"}
     settings = Settings.from_environment(told)
     assert (settings.save_every_s, settings.keep_every_steps, settings.keep_for_s) == (600.0, 1000, 86400.0)

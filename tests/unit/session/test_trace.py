@@ -104,7 +104,7 @@ def test_a_trace_that_cannot_be_written_is_one_line(tmp_path: Path, caplog: pyte
     assert caplog.text.count("the trace cannot be written") == 1
 
 
-def test_a_session_tells_where_the_time_of_its_start_went(tmp_path: Path) -> None:
+def test_a_session_reports_where_the_time_of_its_start_went(tmp_path: Path) -> None:
     with gracepoint.attach(tmp_path / "run", trace=str(tmp_path / "trace"), save_every_steps=1) as session:
         jax.clear_caches()
         state, _ = session.restore(like={"w": jnp.arange(4.0)})
@@ -134,7 +134,7 @@ def test_a_process_knows_its_age(tmp_path: Path) -> None:
         pytest.param("1 (python) S " + " ".join(["0"] * 30), id="a sandbox that does not tell"),
     ],
 )
-def test_an_age_that_the_system_does_not_tell_is_not_known(tmp_path: Path, stat: str | None) -> None:
+def test_an_age_that_the_system_does_not_report_is_not_known(tmp_path: Path, stat: str | None) -> None:
     if stat is not None:
         (tmp_path / "proc/self").mkdir(parents=True)
         (tmp_path / "proc/self/stat").write_text(stat)

@@ -14,7 +14,7 @@ from tests.testcluster.shell import log_tail, run, wait_until
 pytestmark = pytest.mark.integration
 
 
-def test_output_input_and_variables() -> None:
+def test_a_program_gets_input_and_variables_and_its_output_is_returned() -> None:
     result = run(["sh", "-c", 'cat; echo "$WORD" >&2'], stdin="in", env={"WORD": "err"})
     assert (result.stdout, result.stderr, result.returncode) == ("in", "err\n", 0)
 

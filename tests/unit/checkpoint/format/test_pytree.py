@@ -96,7 +96,7 @@ def test_replicated_bytes_are_spread_evenly() -> None:
     assert loads == [1200 * 4, 1200 * 4]
 
 
-def test_the_digest_tells_forms_apart() -> None:
+def test_the_digest_distinguishes_forms() -> None:
     def digest(state: Any) -> str:
         return tree_digest(pytree.specs_of(pytree.flatten(state)))
 

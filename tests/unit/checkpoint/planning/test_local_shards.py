@@ -61,7 +61,7 @@ def test_threads_that_ask_at_once_get_every_shard_once(ask: Callable[[jax.Array]
         assert len(array.addressable_shards) == COUNT
 
 
-def test_shards_are_told_by_index() -> None:
+def test_shards_are_named_by_index() -> None:
     assert all_indices(split()) == list(local_shards(split())) == INDICES
     assert [shard.tolist() for shard in local_shards(split()).values()] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 

@@ -112,7 +112,7 @@ def test_values_are_delivered_in_the_requested_type_by_the_requesting_thread() -
     assert found == [(threading.current_thread(), np.dtype(np.float16))]
 
 
-def test_all_reads_are_under_way_at_once() -> None:
+def test_all_reads_are_in_progress_at_once() -> None:
     source = FakeArrays((CONCURRENT_READS << 18,), (1 << 18,))  # pieces of 1 MiB, which are not put together
     meeting = threading.Barrier(CONCURRENT_READS, timeout=60)
     source.read = lambda *_: meeting.wait()  # type: ignore[method-assign, assignment]

@@ -103,7 +103,7 @@ def test_a_single_process_takes_no_turns() -> None:
     ],
 )
 @pytest.mark.usefixtures("two_processes")
-def test_turns_are_taken_in_buckets_unless_told_otherwise(
+def test_turns_are_taken_in_buckets_by_default(
     place: str, count: int, read_once: bool | None, args: Any, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "127.0.0.1:1")

@@ -22,7 +22,7 @@ def read(gang: ProcessGroup, failing: dict[int, Exception]) -> tuple[int | None,
     return read_together("step 7", here, gang=gang, key="k", deadline=Deadline.after(60.0, time.monotonic))
 
 
-def test_damage_that_all_processes_find_is_told_of_a_few() -> None:
+def test_damage_that_all_processes_find_is_reported_for_a_few_of_them() -> None:
     failing: dict[int, Exception] = {at: CheckpointCorrupt(f"file {at} is missing") for at in range(PROCESSES)}
     (told,) = set(in_gang(PROCESSES, lambda gang: read(gang, failing)))
     assert told[0] is None

@@ -355,7 +355,7 @@ def test_leaves_missing_in_the_checkpoint_keep_their_value_only_on_request(saved
 # --- metadata
 
 
-def test_metadata_tells_all_leaves_without_reading_a_value(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_names_all_leaves_without_reading_a_value(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gracepoint.checkpoint.reading import stored_arrays
 
     monkeypatch.setattr(stored_arrays, "read_checked", lambda *_: pytest.fail("a chunk was read"))

@@ -75,7 +75,7 @@ def test_accelerators_before_and_the_cpu_by_fallback_is_refused(
 
 
 @pytest.mark.parametrize("chosen", ["cpu", "cpu,cuda"])
-def test_the_cpu_by_choice_goes_on_and_the_change_is_told(
+def test_the_cpu_by_choice_continues_and_the_change_is_logged(
     chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_chosen: None
 ) -> None:
     saved_on_gpus(tmp_path, "a mesh", monkeypatch)
@@ -99,7 +99,7 @@ def test_looking_at_a_checkpoint_on_the_cpu_is_not_going_on(
 
 
 @pytest.mark.parametrize(("name", "platform"), [("cuda:0", "gpu"), ("TPU_0(process=0,(0,0,0,0))", "tpu")])
-def test_a_step_of_orbax_tells_the_platform_by_the_name_of_its_device(
+def test_a_step_of_orbax_shows_the_platform_by_the_name_of_its_device(
     name: str, platform: str, tmp_path: Path, nothing_chosen: None
 ) -> None:
     with ocp.CheckpointManager(tmp_path) as manager:

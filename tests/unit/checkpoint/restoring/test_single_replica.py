@@ -279,7 +279,9 @@ def test_a_sharding_of_one_replica_that_is_none_is_refused(tmp_path: Path, given
         read_tree(storage_path(tmp_path / "1"), like, args, deadline=Deadline.after(60, time.monotonic))
 
 
-def test_reading_and_handing_over_are_told_by_orbax_s_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_reading_and_handing_over_are_recorded_by_orbaxs_names(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "gracepoint")
     heard: list[str] = []
 

@@ -156,7 +156,7 @@ def test_bytes_between_transfer_and_disk_stay_below_the_limit(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "options", [WriteOptions(device_host_max_bytes=8 << 20), WriteOptions(pinned_host_transfer=True)], ids=str
 )
-def test_large_host_values_are_saved_beside_device_values(tmp_path: Path, options: WriteOptions) -> None:
+def test_large_host_values_are_saved_with_device_values(tmp_path: Path, options: WriteOptions) -> None:
     values = np.arange(1 << 20, dtype=np.float32).reshape(1 << 10, 1 << 10)
     state = {"numpy": values, "turned": values.T, "jax": jnp.asarray(values)}
     save(engine(tmp_path, options=options), 1, state)

@@ -293,7 +293,7 @@ def of_paths(root: Path) -> tuple[AsyncCheckpointer, dict[str, Callable[[], obje
 
 @pytest.mark.integration
 @pytest.mark.parametrize("make", [of_steps, of_paths], ids=lambda make: make.__name__)
-def test_a_forked_child_is_told_nothing_of_its_parent_s_save(
+def test_a_forked_child_gets_no_errors_of_its_parents_save(
     tmp_path: Path, storage: SlowStorage, make: Callable[[Path], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     storage.bytes_per_s = 0.0

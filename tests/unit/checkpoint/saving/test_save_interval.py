@@ -258,7 +258,7 @@ def test_early_save_comes_within_seconds_or_a_few_steps(interval: dict[str, Any]
     assert len(times) == 1, "once"
 
 
-def test_the_regular_saves_go_on_after_an_early_one() -> None:
+def test_the_regular_saves_continue_after_an_early_one() -> None:
     clock = Clock()
     by_steps = made(every_steps=50, clock=clock, hastens=True)
     steps = []
@@ -309,7 +309,7 @@ def test_another_interval_holds_from_the_next_block_on() -> None:
     assert len(times) >= 8
 
 
-def test_an_interval_told_while_the_one_before_is_taken_is_not_lost() -> None:
+def test_an_interval_that_comes_while_the_one_before_is_taken_is_not_lost() -> None:
     class Told(SaveInterval):
         """Another thread calls ``follow`` right after the first read of what was told."""
 
@@ -368,7 +368,7 @@ def test_early_saves_alone_take_no_interval_in_seconds() -> None:
     assert run(due, clock, 200, 1.0) == []
 
 
-def test_a_step_is_asked_about_anew_after_a_restore() -> None:
+def test_a_step_is_asked_about_again_after_a_restore() -> None:
     due = made(every_steps=100)
     due.began_at(0)
     assert due.is_due(150)

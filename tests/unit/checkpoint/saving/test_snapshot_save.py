@@ -95,7 +95,7 @@ def test_before_the_first_background_save_there_is_no_snapshot(tmp_path: Path) -
         promote(checkpointer)
 
 
-def test_a_save_under_way_tells_how_far_it_is(tmp_path: Path, storage: SlowStorage) -> None:
+def test_a_save_in_progress_reports_how_far_it_is(tmp_path: Path, storage: SlowStorage) -> None:
     checkpointer = begun(tmp_path, storage)
     under_way = seen(checkpointer)
     assert (under_way.step, under_way.state, under_way.done_bytes) == (1, SnapshotState.WRITING, 0)
@@ -228,7 +228,7 @@ def test_all_refuse_the_same_saves_while_one_process_hangs(
     assert_same(api.restore(tmp_path / "3", small_state()), small_state(3))
 
 
-def test_a_hint_does_not_keep_training_waiting_for_a_save_under_way(tmp_path: Path, storage: SlowStorage) -> None:
+def test_a_hint_does_not_keep_training_waiting_for_a_save_in_progress(tmp_path: Path, storage: SlowStorage) -> None:
     checkpointer = begun(tmp_path, storage)
     hastening = threading.Thread(target=checkpointer.hasten)
     hastening.start()
@@ -327,7 +327,7 @@ def test_save_stopped_by_a_peer_fails_nothing_here(
     assert restored_step(tmp_path) == 2
 
 
-def test_a_snapshot_whose_save_is_under_way_is_promoted_by_finishing_it(tmp_path: Path, storage: SlowStorage) -> None:
+def test_a_snapshot_whose_save_is_in_progress_is_promoted_by_finishing_it(tmp_path: Path, storage: SlowStorage) -> None:
     checkpointer = begun(tmp_path, storage)
     timer = threading.Timer(0.05, setattr, (storage, "bytes_per_s", math.inf))
     timer.start()

@@ -81,7 +81,9 @@ def test_an_engine_that_was_not_asked_to_remember_leaves_no_file(tmp_path: Path)
         ),
     ],
 )
-def test_a_damaged_file_is_said_and_written_anew(tmp_path: Path, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_file_is_reported_and_written_again(
+    tmp_path: Path, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / NAME).write_bytes(data)
     throughput = Throughput(storage_path(tmp_path / NAME), writes=True)
     throughput.read()

@@ -526,7 +526,7 @@ def test_replacing_save_needs_nothing_to_replace_and_not_itself(tmp_path: Path) 
     assert paths.trashed() == []
 
 
-def test_contents_of_a_step_are_told_from_nothing_and_foreign_files(tmp_path: Path) -> None:
+def test_contents_of_a_step_are_distinguished_from_nothing_and_foreign_files(tmp_path: Path) -> None:
     standing = commit.of(Layout(storage_path(tmp_path))).standing
     assert standing(storage_path(tmp_path / "4")) is None
     (tmp_path / "4").mkdir()
@@ -541,7 +541,7 @@ def test_contents_of_a_step_are_told_from_nothing_and_foreign_files(tmp_path: Pa
 
 
 @pytest.mark.parametrize("by", ["one who commits it", "one who gives it up"])
-def test_a_save_whose_folder_is_renamed_by_another_at_the_last_moment(
+def test_a_rename_by_another_process_at_the_last_moment_decides_how_a_save_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     leave_uncommitted(tmp_path, 4, (0, 1))

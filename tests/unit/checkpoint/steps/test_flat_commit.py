@@ -61,7 +61,7 @@ def test_a_replaced_step_is_moved_in_bounded_pieces(monkeypatch: pytest.MonkeyPa
     assert batches == [1, 1]
 
 
-def test_a_move_ends_at_the_deadline_and_the_next_start_goes_on() -> None:
+def test_a_move_ends_at_the_deadline_and_the_next_start_continues() -> None:
     store, paths = new_store()
     assert commit.of(paths).finalize(write(paths, "a"), replace=True)
     temporary = write(paths, "b", content=b"other")

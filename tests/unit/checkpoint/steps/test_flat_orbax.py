@@ -92,7 +92,7 @@ def test_the_deletion_of_a_step_leaves_what_is_not_gracepoint_s(names: tuple[str
     assert {key for key in store.objects if key.startswith("run/")} == set(orbax)
 
 
-def test_a_durable_save_beside_orbax_s_step_does_not_end_a_start() -> None:
+def test_a_durable_save_of_a_step_that_orbax_has_written_does_not_end_a_start() -> None:
     store = FlatStore()
     paths = Layout(StoragePath(store, "run"))
     write(paths, "a")

@@ -191,7 +191,7 @@ def test_given_a_step_or_an_item_the_error_names_the_directory_of_the_steps(belo
         started(tmp_path / below)
 
 
-def test_a_name_of_a_newer_step_is_told_beside_the_step_that_is_restored(
+def test_the_name_of_a_newer_step_is_logged_with_the_step_that_is_restored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     saved(tmp_path, 100)

@@ -162,7 +162,7 @@ def test_lease_of_the_same_job_is_taken_over_when_its_holder_ended(
     assert json.loads(Layout(storage_path(tmp_path)).lease().read_bytes())["attempt"] == f"{start}-bbbb"
 
 
-def test_loser_of_the_directory_to_another_cluster_is_told(
+def test_who_loses_the_directory_to_another_cluster_gets_an_error(
     tmp_path: Path, held: list[Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "BEAT_S", 0.01)
@@ -198,7 +198,7 @@ def test_a_lease_expires_after_its_time_and_not_with_it(
     claim(tmp_path, "job-a", held)
 
 
-def test_an_empty_lease_is_told_as_one_whose_writer_may_have_died(tmp_path: Path, held: list[Lease]) -> None:
+def test_an_empty_lease_is_reported_as_one_whose_writer_may_have_died(tmp_path: Path, held: list[Lease]) -> None:
     Layout(storage_path(tmp_path)).lease().put(b"")
     with pytest.raises(CheckpointError, match="its lease is empty"):
         claim(tmp_path, "job-a", held)

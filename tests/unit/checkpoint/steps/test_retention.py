@@ -46,7 +46,7 @@ def test_the_newest_up_to_the_good_one_are_kept(
     assert Retention(keep_last).to_delete(ages_s, newest_good=newest_good) == deleted
 
 
-def test_multiples_and_young_steps_are_kept_beside_the_newest() -> None:
+def test_multiples_and_young_steps_are_kept_next_to_the_newest() -> None:
     ages_s = {100: 900.0, 150: 800.0, 200: 700.0, 250: 99.0, 300: 50.0, 350: 0.0}
     assert Retention(1).to_delete(ages_s, newest_good=350) == [300, 250, 200, 150, 100]
     assert Retention(1, keep_every_steps=100).to_delete(ages_s, newest_good=350) == [250, 150]

@@ -257,7 +257,7 @@ def test_a_listing_has_all_that_was_there_while_others_write_and_delete(top: Sto
     assert at_once(act, 4) == [True] * 4
 
 
-def test_a_folder_is_deleted_with_all_in_it_and_nothing_beside_it(top: StoragePath) -> None:
+def test_a_folder_is_deleted_with_all_in_it_and_nothing_next_to_it(top: StoragePath) -> None:
     for name in ("f/a", "f/g/b", "f2/c", "f.d"):
         (top / name).parent.make_folder()
         (top / name).put(b"x")
@@ -365,7 +365,7 @@ def test_readers_see_all_of_a_published_folder_or_nothing(renaming: StoragePath)
     assert at_once(act, 3) == [True] * 3
 
 
-def test_a_folder_that_was_renamed_or_made_anew_has_not_stayed(renaming: StoragePath) -> None:
+def test_a_folder_that_was_renamed_or_made_again_has_not_stayed(renaming: StoragePath) -> None:
     folder = filled(renaming / "f", b"x")
     with folder.staying() as stayed:
         assert stayed()

@@ -109,7 +109,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("direct", [True, False], ids=["direct", "page cache"])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("past_alignment", [0, 64])
-def test_a_file_holds_exactly_what_was_given_and_its_checksum_is_told(
+def test_a_file_holds_exactly_what_was_given_and_its_checksum_is_returned(
     folder: Path, past_alignment: int, size: int, direct: bool
 ) -> None:
     data = aligned_empty((past_alignment + size,), np.dtype(np.uint8), ALIGNMENT_BYTES)[past_alignment:]
@@ -191,7 +191,7 @@ def test_a_probe_in_a_folder_that_cannot_be_written_raises(tmp_path: Path) -> No
         direct_io.has_direct_io(tmp_path / "missing")
 
 
-def test_all_files_are_written_and_told_of(folder: Path) -> None:
+def test_all_files_are_written_and_listed(folder: Path) -> None:
     source = Given([random_bytes(size) for size in SIZES])
     written = FileWriter(WriteOptions()).write(job(folder, source), soon())
     found = {
@@ -206,7 +206,7 @@ def test_all_files_are_written_and_told_of(folder: Path) -> None:
     assert written.chunk_bytes == sum(SIZES)
 
 
-def test_chunks_of_a_store_without_syncs_are_told_of_when_written() -> None:
+def test_chunks_of_a_store_without_syncs_are_reported_when_written() -> None:
     source = Given([random_bytes(size) for size in (1, 2)])
     FileWriter(WriteOptions()).write(job(StoragePath(FlatStore(), "run/1"), source), soon())
     assert sorted(source.released) == ["w/0", "w/1"]
@@ -234,7 +234,7 @@ def test_a_limit_on_bytes_holds_back_chunks_alone(monkeypatch: pytest.MonkeyPatc
     assert set(written.files) == {"a/b", "default/w/.zarray", "default/w/0"}
 
 
-def test_one_file_alone_is_written_and_told_of(tmp_path: Path) -> None:
+def test_one_file_alone_is_written_and_listed(tmp_path: Path) -> None:
     top, written = storage_path(tmp_path), WrittenFiles()
     folders, pool = file_writer.Folders(top, direct=False), WritePool([], None, top, soon())
     file_writer.write_file(folders, "a/b", file_writer.bytes_of(b"words"), written, pool, Buffer())

@@ -112,7 +112,7 @@ def test_new_threads_take_over_when_a_save_becomes_urgent(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("cores", "writers", "syncers"), [(1, 2, 1), (2, 2, 1), (6, 6, 3), (8, 8, 4), (208, 8, 4)])
-def test_as_many_threads_as_cores_write_beside_the_training(cores: int, writers: int, syncers: int) -> None:
+def test_as_many_threads_as_cores_write_during_the_training(cores: int, writers: int, syncers: int) -> None:
     assert size_beside_training(cores) == PoolSize(writers, syncers)
 
 
@@ -186,7 +186,7 @@ def test_a_save_ends_though_the_training_keeps_all_cores_busy(tmp_path: Path, bu
     assert policies == [os.sched_getscheduler(0)]
 
 
-def test_threads_that_give_way_go_on_if_no_others_can_be_started(
+def test_threads_that_give_way_continue_if_no_others_can_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     urgent, real, started = threading.Event(), threading.Thread.start, list[str]()
@@ -207,7 +207,7 @@ def test_threads_that_give_way_go_on_if_no_others_can_be_started(
     assert PoolSize(started.count("writes"), started.count("syncs")) == size_beside_training()
 
 
-def test_threads_go_on_to_sync_if_no_others_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_continue_to_sync_if_no_others_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system allows the new writers, and no syncer more."""
     urgent, refused, real = threading.Event(), threading.Event(), threading.Thread.start
 

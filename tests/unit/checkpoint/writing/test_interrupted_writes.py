@@ -55,7 +55,7 @@ def nobody_writes() -> bool:
     return not any(thread.name.startswith("gracepoint: writes") for thread in threading.enumerate())
 
 
-def test_files_that_new_threads_take_over_are_whole_and_told_of_once(
+def test_files_that_new_threads_take_over_are_whole_and_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     urgent, blocks = threading.Event(), list[int]()

@@ -266,7 +266,7 @@ def test_what_is_no_jobset_is_an_error_not_a_traceback() -> None:
     assert found(broken)["unreadable"].severity is Severity.ERROR
 
 
-def test_a_preemption_is_told_in_sentences() -> None:
+def test_a_preemption_is_described_in_sentences() -> None:
     said = " ".join(report(good()).effects)
     for words in (
         "2 processes: workers",
@@ -279,7 +279,7 @@ def test_a_preemption_is_told_in_sentences() -> None:
 
 
 @pytest.mark.parametrize(("mode", "words"), [("Observe", "pods get no notice"), ("Drill", "continues to train")])
-def test_modes_that_do_not_exit_are_told(mode: str, words: str) -> None:
+def test_modes_that_do_not_exit_are_reported(mode: str, words: str) -> None:
     assert words in report(good(), policy(mode=mode)).effects[-1]
 
 

@@ -55,7 +55,7 @@ def test_the_example_of_a_job_has_no_findings(tmp_path: Path) -> None:
     assert (report["kind"], report["name"], report["pathsOf"]) == ("Job", "transformer", None)
 
 
-def test_a_preemption_of_a_job_is_told_in_sentences() -> None:
+def test_a_preemption_of_a_job_is_described_in_sentences() -> None:
     said = " ".join(under(job()).effects)
     for words in ("2 processes.", "backoffLimitPerIndex (3)", "waits 10 s before the first replacement", "60 s, the"):
         assert words in said, said
@@ -90,7 +90,7 @@ def test_a_stored_job_is_judged_by_what_it_has() -> None:
     assert under(stored).findings == ()
 
 
-def test_jobs_without_the_label_are_left_out_beside_others(tmp_path: Path) -> None:
+def test_jobs_without_the_label_are_left_out_of_others(tmp_path: Path) -> None:
     other = job()
     other["metadata"] = {"name": "migrate"}
     assert [report["name"] for report in lint(tmp_path, other, job()).json] == ["transformer"]

@@ -101,7 +101,7 @@ def test_a_copy_whose_default_was_withdrawn_says_what_was_found(store: PolicySto
     ]
 
 
-def test_what_has_changed_is_told_once_and_only_of_what_it_matters_to(store: PolicyStore) -> None:
+def test_what_has_changed_is_logged_once_and_only_where_it_matters(store: PolicyStore) -> None:
     other = ("team-b", "careful")
 
     def changed() -> list[bool]:

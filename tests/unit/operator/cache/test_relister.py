@@ -84,14 +84,14 @@ async def _let_run() -> None:
         await asyncio.sleep(0)
 
 
-async def test_deletions_are_looked_for_beside_a_list_in_full(
+async def test_deletions_are_looked_for_next_to_a_list_in_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = await lists_after(monkeypatch, {NODES: False, PODS: True, JOBS: False})
     assert made == [({PODS}, True), ({NODES, JOBS}, False)]
 
 
-async def test_deletions_are_looked_for_beside_a_kind_that_cannot_be_listed(
+async def test_deletions_are_looked_for_although_another_kind_cannot_be_listed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = await lists_after(monkeypatch, {NODES: False}, refused={JOBS})
@@ -173,7 +173,7 @@ async def told_after_a_list_that_broke(breaks: Kind, change: Callable[[MemoryApi
         pytest.param(NODE_CLAIMS, drift, id="the next page of an optional kind fails"),
     ],
 )
-async def test_what_a_list_found_before_it_failed_is_told_once(
+async def test_what_a_list_found_before_it_failed_is_handled_once(
     breaks: Kind, change: Callable[[MemoryApi], None]
 ) -> None:
     first, *others = await told_after_a_list_that_broke(breaks, change)
@@ -182,7 +182,7 @@ async def test_what_a_list_found_before_it_failed_is_told_once(
     assert not any(swept.affected for swept in others)
 
 
-async def test_a_restore_that_a_failed_list_has_found_is_told_once() -> None:
+async def test_a_restore_that_a_failed_list_has_found_is_reported_once() -> None:
     first, *others = await told_after_a_list_that_broke(PODS, restore)
     assert first.rewound
     assert others

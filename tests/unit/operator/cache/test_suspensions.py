@@ -90,7 +90,7 @@ async def test_refused_look_at_kueue_leaves_the_suspension(
         assert (await cause_and_signal(replica))[0] == "Suspension"
 
 
-async def test_each_suspension_is_looked_up_anew(api: MemoryApi, clock: Clock) -> None:
+async def test_each_suspension_is_looked_up_again(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.see(JOBSETS, objects.jobset(suspended=True))
         await replica.phase("Noticed")

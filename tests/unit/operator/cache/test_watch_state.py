@@ -75,9 +75,7 @@ def test_a_kind_that_every_cluster_needs_is_missed_once_and_greeted(
     ]
 
 
-def test_each_watched_namespace_has_an_age_and_failures_of_its_own(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_watched_namespace_has_its_own_age_and_failures(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     watches = WatchState(Metrics(), clock, ["a", "b"])
     assert (watches.places(objects.PODS), watches.places(objects.NODES)) == (("a", "b"), ("",))

@@ -46,7 +46,7 @@ async def test_hint_is_sent_to_the_gang_once_without_a_preemption(api: MemoryApi
         assert replica.preemptions == []
 
 
-async def test_a_sign_that_goes_away_and_comes_again_is_told_again(api: MemoryApi, clock: Clock) -> None:
+async def test_a_sign_that_goes_away_and_comes_again_is_announced_again(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         subscriber = subscribe(replica)
         for _ in range(2):
@@ -56,7 +56,7 @@ async def test_a_sign_that_goes_away_and_comes_again_is_told_again(api: MemoryAp
             assert await hints(subscriber) == []
 
 
-async def test_a_hint_that_fell_into_an_outage_is_told_after_it(api: MemoryApi, clock: Clock) -> None:
+async def test_a_hint_that_came_during_an_outage_is_sent_after_it(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         cordon(replica)
         await until(lambda: any(replica.core.cache.gang(objects.JOBSET_UID).marks.values()), "the cordon to be seen")

@@ -37,7 +37,7 @@ def watch(replica: Replica) -> None:
     replica.core.feed(kinds.PREEMPTIONS, "MODIFIED", replica.api.of(kinds.PREEMPTIONS)[0])
 
 
-async def test_a_large_gang_is_told_in_portions(api: MemoryApi, clock: Clock) -> None:
+async def test_a_large_gang_is_notified_in_portions(api: MemoryApi, clock: Clock) -> None:
     for index in range(2, 600):
         api.add(kinds.PODS, objects.pod(index, on="node-2"))
     async with running(api, clock) as replica:
@@ -51,7 +51,7 @@ async def test_a_large_gang_is_told_in_portions(api: MemoryApi, clock: Clock) ->
         assert [len(await frames(subscriber)) for subscriber in (gang[0], gang[-1])] == [1, 1]
 
 
-async def test_pods_are_told_before_the_record_is_written(
+async def test_pods_are_notified_before_the_record_is_written(
     api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = asyncio.Event()
@@ -70,7 +70,7 @@ async def test_pods_are_told_before_the_record_is_written(
     assert len(api.of(kinds.PREEMPTIONS)) == 1, "a replica that ends writes it"
 
 
-async def test_pod_counts_as_told_when_its_notice_was_written(api: MemoryApi, clock: Clock) -> None:
+async def test_pod_counts_as_notified_when_its_notice_was_written(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         subscriber = replica.subscribe(0, "s-0")
         replica.taint()

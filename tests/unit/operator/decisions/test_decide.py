@@ -72,7 +72,7 @@ def test_the_autoscalers_taint_that_is_taken_back_retracts_its_preemption() -> N
 @pytest.mark.parametrize(
     "key", ["aws-node-termination-handler/rebalance-recommendation", "node.kubernetes.io/unschedulable"]
 )
-def test_a_hint_alone_tells_nobody(key: str) -> None:
+def test_a_hint_alone_notifies_nobody(key: str) -> None:
     scene = Scene()
     scene.taint(key=key)
     assert scene.decisions() == []
@@ -209,7 +209,7 @@ def test_old_node_signal_does_not_disrupt_the_restarted_job() -> None:
     assert not any(isinstance(decision, StartPreemption | Check | End) for decision in scene.decisions())
 
 
-def test_api_times_tell_which_signal_was_first_after_an_operator_restart() -> None:
+def test_api_times_show_which_signal_was_first_after_an_operator_restart() -> None:
     taints = [objects.taint()]
     scene = Scene()
     scene.listed(kinds.NODES, objects.node("node-1", taints=taints, written_at=NOW - 200))
@@ -400,7 +400,7 @@ def test_preemption_without_an_outcome_expires_after_its_deadline() -> None:
     assert scene.end().phase is Phase.EXPIRED
 
 
-def test_an_observed_preemption_expires_and_says_that_nobody_was_told() -> None:
+def test_an_observed_preemption_expires_and_says_that_nobody_was_notified() -> None:
     scene = Scene()
     scene.recorded(mode="Observe")
     scene.clock.move(100)
@@ -412,7 +412,7 @@ def test_an_observed_preemption_expires_and_says_that_nobody_was_told() -> None:
 
 
 @pytest.mark.parametrize("phase", ["Committed", "Promoted", "Failed"])
-def test_a_gang_that_is_leaving_is_not_told_again(phase: str) -> None:
+def test_a_gang_that_is_leaving_is_not_notified_again(phase: str) -> None:
     scene = Scene()
     scene.recorded(phase=phase, ended_at=NOW + 2)
     scene.clock.move(3)

@@ -291,7 +291,7 @@ def test_an_evicted_workload_is_a_signal_to_all_pods_of_its_jobset() -> None:
     )
 
 
-def test_what_a_suspension_brings_about_is_no_cause_of_its_own() -> None:
+def test_what_a_suspension_brings_about_is_no_separate_cause() -> None:
     sign = evictions.signal(read_pod(objects.pod()), PolicyInForce(), [], NOW)
 
     def timed(kind: SignalKind, on: On | None = None) -> Timed:
@@ -316,7 +316,7 @@ def test_what_a_suspension_brings_about_is_no_cause_of_its_own() -> None:
         pytest.param({"on": On.POD}, False, id="condition of the pod"),
     ],
 )
-def test_what_takes_the_node_away_tells_the_cause_of_an_eviction(change: dict[str, Any], tells: bool) -> None:
+def test_what_takes_the_node_away_shows_the_cause_of_an_eviction(change: dict[str, Any], tells: bool) -> None:
     eviction = Timed(evictions.signal(read_pod(objects.pod()), PolicyInForce(), [], NOW), NOW)
     drained: dict[str, Any] = {"kind": SignalKind.NODE_TAINT, "on": On.NODE, "lead_s": 600.0, "cause": Cause.SCALE_DOWN}
     taint = Timed(dataclasses.replace(eviction.signal, **(drained | change)), NOW)
@@ -544,7 +544,7 @@ def test_a_deletion_at_a_time_before_all_dates_is_one_like_others() -> None:
 
 
 @pytest.mark.parametrize("reason", ["x" * 1000, "xxx\ud800"], ids=["longer than a record takes", "no Unicode"])
-def test_a_gang_is_told_of_a_condition_whatever_its_reason_is(reason: str) -> None:
+def test_a_gang_is_notified_of_a_condition_whatever_its_reason_is(reason: str) -> None:
     scene = Scene()
     message = "Preempt Scheduled: Sun, 01 Mar 2026 12:05:00 GMT"
     condition = objects.condition("VMEventScheduled", reason=reason, message=message)

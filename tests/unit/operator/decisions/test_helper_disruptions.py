@@ -49,7 +49,7 @@ def scene(job: Body | None = None, failure_policy: Body | None = None) -> Scene:
     return made
 
 
-def test_the_taint_of_a_helpers_node_is_told_to_the_processes_and_the_record_names_the_helper() -> None:
+def test_the_taint_of_a_helpers_node_notifies_the_processes_and_the_record_names_the_helper() -> None:
     world = scene()
     world.taint(NODE)
     start = world.start()
@@ -67,7 +67,7 @@ def test_the_taint_of_a_helpers_node_is_told_to_the_processes_and_the_record_nam
         pytest.param(helper_job(condition="Complete"), None, id="it has done its work"),
     ],
 )
-def test_a_helper_without_which_the_gang_goes_on_disturbs_nobody(job: Body, failure_policy: Body | None) -> None:
+def test_a_helper_without_which_the_gang_continues_disturbs_nobody(job: Body, failure_policy: Body | None) -> None:
     world = scene(job, failure_policy)
     world.taint(NODE)
     assert world.decisions() == []

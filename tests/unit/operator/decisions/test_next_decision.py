@@ -39,7 +39,7 @@ def told_and_trains_on(scene: Scene) -> None:
         pytest.param(told, NOW + 15 + EXPIRE_AFTER_S, id="an epoch expires"),
     ],
 )
-def test_decision_changes_at_the_time_that_is_told_and_not_before(
+def test_decision_changes_at_the_time_that_is_named_and_not_before(
     change: Callable[[Scene], None], expected_at: float
 ) -> None:
     scene = Scene()
@@ -55,7 +55,7 @@ def test_decision_changes_at_the_time_that_is_told_and_not_before(
 
 
 @pytest.mark.parametrize("change", [limited, maintained, told, told_and_trains_on])
-def test_no_decision_changes_between_the_times_that_are_told(change: Callable[[Scene], None]) -> None:
+def test_no_decision_changes_between_the_times_that_are_named(change: Callable[[Scene], None]) -> None:
     scene = Scene()
     change(scene)
     gang, now, times = scene.cache.gang(JOBSET_UID), NOW, []

@@ -154,7 +154,7 @@ def test_new_preemption_expects_acks_of_every_pod_and_says_if_training_continues
     )
 
 
-def test_an_end_that_the_operator_makes_is_told_once() -> None:
+def test_an_end_that_the_operator_makes_is_reported_once() -> None:
     ended = preemption_status.ended(
         preemption().status, Phase.EXPIRED, EndReason.DEADLINE_PASSED, "nobody said", NOW + 50
     )
@@ -267,7 +267,7 @@ def resumption(step: int | None = 40, *, training: bool = False, age_s: float = 
 
 @pytest.mark.parametrize(("training", "stage"), [(False, "restored"), (True, "training")])
 @pytest.mark.parametrize(("age_s", "seconds"), [(2.0, 28.0), (0.5, 29.5), (0.0, 30.0), (-4.0, 30.0)])
-def test_a_resumption_is_told_as_of_when_it_happened(training: bool, stage: str, age_s: float, seconds: float) -> None:
+def test_a_resumption_counts_from_when_it_happened(training: bool, stage: str, age_s: float, seconds: float) -> None:
     found = preemption_status.resumed(
         preemption(phase="Committed"), resumption(training=training, age_s=age_s), NOW + 30
     )
@@ -280,7 +280,7 @@ def told_as_of_the_start(**spent: Any) -> dict[str, float]:
     return stages(preemption_status.resumed(preemption(phase="Committed"), said, NOW + 30))
 
 
-def test_a_resumption_tells_where_the_time_of_the_start_went() -> None:
+def test_a_resumption_reports_where_the_time_of_the_start_went() -> None:
     found = told_as_of_the_start(joined_s=2.0, restored_s=3.0, age_s=1.5, compiled_s=2.5, trained_s=20.0)
     assert found == {"started": 8.5, "attaching": 10.0, "joined": 12.0, "compiled": 12.5, "training": 30.0}
 
@@ -366,7 +366,7 @@ def test_without_a_note_the_next_start_proves_the_reported_step(
         pytest.param({}, "Retracted", id="the gang trained on"),
     ],
 )
-def test_a_reported_step_alone_proves_nothing_of(state: dict[str, Any], phase: str) -> None:
+def test_a_reported_step_alone_proves_no_commit(state: dict[str, Any], phase: str) -> None:
     known = preemption({"step": 40, **state}, phase=phase, restartAttempt=0)
     assert not preemption_status.proves_commit(known, resumption(40))
 
@@ -494,7 +494,7 @@ def test_receipts_never_become_fewer(entries: list[Replica], received: int, expe
         pytest.param([entry(heard=2)], {}, id="nobody knows when the last did"),
     ],
 )
-def test_a_stage_is_reached_when_all_were_told_or_have_acknowledged(
+def test_a_stage_is_reached_when_all_were_notified_or_have_acknowledged(
     entries: list[Replica], expected: dict[str, float]
 ) -> None:
     assert stages(acknowledged(*entries)) == expected

@@ -27,11 +27,11 @@ def held(preemptions: list[PreemptionRecord], spec: PreemptionSpec | None = None
     return holds_back(spec or told(99).spec, preemptions, own=(), limit=2, replicas=1)
 
 
-def test_as_many_gangs_as_allowed_are_told_at_once() -> None:
+def test_as_many_gangs_as_allowed_are_notified_at_once() -> None:
     assert [held([told(gang) for gang in range(count)]) for count in (0, 1, 2, 3)] == [False, False, True, True]
 
 
-def test_a_gang_that_was_told_twice_counts_once() -> None:
+def test_a_gang_that_was_notified_twice_counts_once() -> None:
     assert not held([told(0), told(0)])
 
 

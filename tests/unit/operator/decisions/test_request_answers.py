@@ -44,7 +44,7 @@ def test_a_request_may_be_further_ahead_than_any_signal_is_believed() -> None:
     assert scene.start().spec.deadline.timestamp() == NOW + 36_000
 
 
-def test_request_is_adopted_by_its_preemption_and_tells_the_outcome() -> None:
+def test_request_is_adopted_by_its_preemption_and_shows_the_outcome() -> None:
     scene = Scene()
     asked(scene)
     scene.recorded(cancelable=True, deadline_at=NOW + 300, requests=["leave"], pods=["train-workers-0-1-0xyz"])
@@ -56,7 +56,7 @@ def test_request_is_adopted_by_its_preemption_and_tells_the_outcome() -> None:
     assert answered(scene)[0] == "Committed"
 
 
-def test_a_request_joins_the_preemption_that_is_under_way() -> None:
+def test_a_request_joins_the_preemption_that_is_in_progress() -> None:
     scene = Scene()
     scene.taint("node-1", "ToBeDeletedByClusterAutoscaler")
     scene.recorded(deadline_at=NOW + 30)
@@ -182,13 +182,13 @@ def test_a_superseded_request_never_acts_later() -> None:
 # Drills.
 
 
-def test_a_drill_is_told_as_one() -> None:
+def test_a_drill_is_reported_as_one() -> None:
     scene = Scene()
     asked(scene, mode="Drill")
     assert scene.start().spec.mode is Mode.DRILL
 
 
-def test_a_drill_gives_way_to_a_preemption_under_way() -> None:
+def test_a_drill_gives_way_to_a_preemption_in_progress() -> None:
     scene = Scene()
     scene.taint()
     scene.recorded()
@@ -198,7 +198,7 @@ def test_a_drill_gives_way_to_a_preemption_under_way() -> None:
     assert (phase, "under way" in message) == ("Superseded", True)
 
 
-def test_a_drill_begins_also_beside_a_request_that_is_none() -> None:
+def test_a_drill_begins_although_there_is_a_request_that_is_none() -> None:
     scene = Scene()
     over = objects.request("over") | {"status": {"phase": "Superseded", "message": "told by the test"}}
     scene.seen(kinds.REQUESTS, over)
@@ -218,7 +218,7 @@ def drilling(phase: str = "Noticed") -> Scene:
     return scene
 
 
-def test_a_drill_under_way_is_left_alone_where_nothing_comes() -> None:
+def test_a_drill_in_progress_is_left_alone_where_nothing_comes() -> None:
     assert [item for item in drilling().decisions() if not isinstance(item, Answer)] == []
 
 
@@ -237,7 +237,7 @@ def test_drill_with_a_replaced_pod_ends_when_a_new_one_is_requested() -> None:
 
 
 @pytest.mark.parametrize("phase", ["Noticed", "Frozen", "Agreed"])
-def test_a_disruption_during_a_drill_has_a_preemption_of_its_own(phase: str) -> None:
+def test_a_disruption_during_a_drill_has_its_own_preemption(phase: str) -> None:
     scene = Scene()
     asked(scene, mode="Drill")
     pods = list(scene.start().spec.pods)
@@ -355,7 +355,7 @@ def test_gang_over_the_exit_limit_leaves_when_its_pods_are_ended() -> None:
     assert started(scene).spec.exits
 
 
-def test_a_gang_that_stayed_is_told_again_of_newer_signals_only() -> None:
+def test_a_gang_that_stayed_is_notified_again_of_newer_signals_only() -> None:
     scene = Scene()
     scene.taint("node-1")
     scene.clock.move(20)

@@ -76,7 +76,7 @@ def test_jobsets_of_one_name_share_the_number_that_is_kept() -> None:
 
 
 @pytest.mark.parametrize("phase", ["Noticed", "Agreed"])
-def test_what_is_under_way_stays_however_old_it_is(phase: str) -> None:
+def test_what_is_in_progress_stays_however_old_it_is(phase: str) -> None:
     body = objects.preemption(1, phase=phase, created_at=NOW - MONTH_S)
     assert found(body, ended(2, ago_s=DAY_S), limits=Limits(history=1)) == []
 
@@ -134,7 +134,7 @@ def test_fifty_records_are_kept_for_thirty_days_by_default() -> None:
     assert Limits() == Limits(ttl_s=2_592_000.0, history=50)
 
 
-def test_a_record_stays_until_its_request_is_told_how_it_ended() -> None:
+def test_a_record_stays_until_its_request_says_how_it_ended() -> None:
     made = answered("leave", ago_s=MONTH_S + 60, phase="Adopted")
     assert found(made, ended(1, ago_s=MONTH_S, asked=["leave"]), ended(2, ago_s=DAY_S)) == []
 
@@ -359,7 +359,7 @@ async def test_a_replica_prunes_by_itself(api: MemoryApi, clock: Clock, monkeypa
         await until(lambda: kept(replica) == ["2"], "the old record to go")
 
 
-async def test_after_the_old_records_are_gone_the_numbers_go_on(api: MemoryApi, clock: Clock) -> None:
+async def test_after_the_old_records_are_gone_the_numbers_continue(api: MemoryApi, clock: Clock) -> None:
     for number in (1, 2):
         api.add(kinds.PREEMPTIONS, ended(number, ago_s=MONTH_S))
     async with running(api, clock) as replica:

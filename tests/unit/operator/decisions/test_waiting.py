@@ -376,7 +376,7 @@ def test_only_what_lasts_is_named() -> None:
     assert waiting.lasting([dataclasses.replace(wait, since=None)], NOW) == (), "it was not dated yet"
 
 
-def test_of_what_pods_are_told_little_is_kept_and_once() -> None:
+def test_of_what_pods_are_reported_little_is_kept_and_once() -> None:
     scene = Scene()
     scene.seen(kinds.JOBS, objects.job(completions=20))
     for index in range(2, 20):

@@ -163,7 +163,7 @@ def test_without_a_checkpoint_everything_is_lost() -> None:
     assert ledger.all_losses == 1
 
 
-def test_a_step_saved_and_not_told_counts_at_the_pace_until_then() -> None:
+def test_a_step_saved_and_not_reported_counts_at_the_pace_until_then() -> None:
     killed = (
         pods(0, 2000),
         dataclasses.replace(says("a", 13_000), created_ms=2000, marks=(StepMark(100, 10_000),)),
@@ -173,7 +173,7 @@ def test_a_step_saved_and_not_told_counts_at_the_pace_until_then() -> None:
     assert ledger_of(*killed, *again).spent(80_000)[Category.RECOMPUTATION] == 30_000 - 20_000
 
 
-def test_a_life_that_told_of_no_step_had_the_next_ones_pace() -> None:
+def test_a_life_that_reported_no_step_counts_with_the_pace_of_the_next_one() -> None:
     killed = (
         pods(0, 2000),
         dataclasses.replace(says("a", 13_000), created_ms=2000),
@@ -212,7 +212,7 @@ def test_a_stall_that_is_over_was_training() -> None:
     assert (ended[Category.TRAINING], ended[Category.LEAVING]) == (39_000, 1000)
 
 
-def test_a_stall_that_is_told_again_after_it_is_over_changes_nothing() -> None:
+def test_a_stall_that_is_reported_again_after_it_is_over_changes_nothing() -> None:
     """Each replica takes what it was told, whenever it can write it."""
     told = dataclasses.replace(KILLED[1], marks=(*KILLED[1].marks, StepMark(151, 30_000)))
     ledger = ledger_of(*KILLED[:2], HALT, told)
@@ -320,7 +320,7 @@ def test_containers_that_start_again_in_their_pods_are_a_new_life() -> None:
     assert total_ms(ledger.spent(70_000)) == 70_000
 
 
-def test_containers_about_which_nobody_tells_are_unknown_time() -> None:
+def test_containers_about_which_nothing_is_known_are_unknown_time() -> None:
     ledger = ledger_of(pods(0, 2000))
     assert ledger.state() is Category.UNKNOWN
     assert ledger.spent(100_000)[Category.UNKNOWN] == 100_000 - 7000
@@ -333,7 +333,7 @@ def test_nothing_counts_after_the_workload_has_finished() -> None:
     assert ledger.with_pods(pods(1, 100_000)) == ledger
 
 
-def test_a_pod_made_anew_while_training_delays_no_start() -> None:
+def test_a_pod_made_again_while_training_delays_no_start() -> None:
     late = dataclasses.replace(pods(0, 2000), bound=moment(30_000), started=moment(31_000))
     assert ledger_of(*FIRST[:2], late).spent(33_000)[Category.SCHEDULING] == 2000
 
@@ -350,7 +350,7 @@ def test_processes_know_better_than_kubelets_when_they_were_started() -> None:
         assert (spent[Category.IMAGE], spent[Category.JOIN]) == (6450 - 4000, 14_000 - 6450)
 
 
-def test_a_start_that_is_told_late_counts_from_the_fastest_message() -> None:
+def test_a_start_that_is_reported_late_counts_from_the_fastest_message() -> None:
     told = dataclasses.replace(FIRST[1], started_ms=6450)
     late = dataclasses.replace(told, attached_ms=13_700, joined_ms=14_700, started_ms=7150, restored_ms=16_700)
     for order in ((late, told), (told, late)):

@@ -29,7 +29,7 @@ def created_with(text: str | None = None, **spec: Any) -> Scene:
     return scene
 
 
-def test_a_disruption_is_told_under_the_settings_of_the_creation() -> None:
+def test_a_disruption_is_announced_under_the_settings_of_the_creation() -> None:
     scene = created_with(evictionHold={"boundSeconds": 17}, exitBreaker={"savedExits": 2})
     scene.taint()
     spec = scene.start().spec
@@ -118,7 +118,7 @@ def test_a_text_that_no_webhook_writes_is_not_kept() -> None:
     assert read_created_with({"annotations": {CREATED_WITH: said}}) == ""
 
 
-def test_of_a_jobset_that_an_older_version_has_prepared_the_newest_record_tells() -> None:
+def test_of_a_jobset_that_an_older_version_has_prepared_the_newest_record_counts() -> None:
     scene = Scene()
     scene.recorded(phase="Committed", ended_at=objects.NOW - 50, created_at=objects.NOW - 60)
     scene.restart()

@@ -73,7 +73,7 @@ def test_a_place_that_is_added_later_is_written_too() -> None:
     assert found.lines() == ["w-[0-1]"]
 
 
-def test_a_pod_without_an_index_has_a_place_of_its_own() -> None:
+def test_a_pod_without_an_index_has_its_own_place() -> None:
     body = objects.pod(3)
     assert place_of(read_pod(body)) == "train-workers-0-3"
     del body["metadata"]["labels"][LABEL_COMPLETION_INDEX]

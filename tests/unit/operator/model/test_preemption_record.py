@@ -181,7 +181,7 @@ def test_a_preemption_knows_its_pods_by_one_of_two_times(made: bool, newest_pod:
     assert found.knows_its_pods is knows
 
 
-def test_a_preemption_that_is_under_way_has_not_ended() -> None:
+def test_a_preemption_that_is_in_progress_has_not_ended() -> None:
     under_way = PreemptionRecord.of(objects.preemption(phase="Noticed"))
     assert (under_way.ended_at, under_way.end_reason) == (None, "")
     over = PreemptionRecord.of(objects.preemption(phase="Committed", ended_at=NOW + 9))
@@ -304,7 +304,7 @@ def test_a_figure_that_only_one_status_has_is_kept() -> None:
         assert (joined.phase, joined.step) == (Phase.FROZEN, 7)
 
 
-def test_time_of_a_stage_is_told_if_it_was_reached() -> None:
+def test_time_of_a_stage_is_reported_if_it_was_reached() -> None:
     preemption = with_status(status(7, 1.0))
     assert [preemption.timing(stage) for stage in ("firstAck", "frozen", "written")] == [1.0, 9.0, None]
     assert with_status(PreemptionStatus()).timing("frozen") is None

@@ -49,7 +49,7 @@ async def test_a_namespace_whose_workload_uses_the_default_gets_its_copy_with_a_
     assert body["status"]["jobSets"]["names"] == ["train"]
 
 
-async def test_a_gang_is_told_before_the_copy_is_there(api: MemoryApi, clock: Clock) -> None:
+async def test_a_gang_is_notified_before_the_copy_is_there(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.core.cache.policies.drop((NAMESPACE, "careful"))
         api.failing, api.failing_only = [client.Unavailable("HTTP 503") for _ in range(1000)], "POST"

@@ -73,7 +73,7 @@ async def test_what_a_process_says_is_in_the_policys_status(api: MemoryApi, cloc
         assert life.joined_ms == round((objects.NOW - 48) * 1000)
 
 
-async def test_another_replica_goes_on_with_the_account(api: MemoryApi, clock: Clock) -> None:
+async def test_another_replica_continues_with_the_account(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         await tell(replica, forecast())
         await until(lambda: trains(api), "the account")
@@ -101,7 +101,7 @@ async def test_a_restart_of_the_gang_is_a_disruption_of_the_account(api: MemoryA
         assert ledger.spent(round(clock() * 1000))[Category.TRAINING] == 51_000
 
 
-async def test_a_survivor_of_a_lost_node_tells_when_training_ended(api: MemoryApi, clock: Clock) -> None:
+async def test_a_survivor_of_a_lost_node_reports_when_training_ended(api: MemoryApi, clock: Clock) -> None:
     """No replica ran when the node was lost, and the process that tells of the time was on it."""
     async with running(api, clock) as replica:
         await tell(replica, forecast())
@@ -121,7 +121,7 @@ async def test_a_survivor_of_a_lost_node_tells_when_training_ended(api: MemoryAp
 
 
 @pytest.mark.parametrize("session", ["s-0", "s-unknown"], ids=["of the life before", "of no known life"])
-async def test_a_restart_tells_when_the_life_before_stopped(api: MemoryApi, clock: Clock, session: str) -> None:
+async def test_a_restart_reports_when_the_life_before_stopped(api: MemoryApi, clock: Clock, session: str) -> None:
     """The operator was down from the save on, so that it never heard of it."""
     async with running(api, clock) as replica:
         await tell(replica, forecast())
@@ -184,7 +184,7 @@ async def test_accounts_can_be_left_out_of_the_metrics() -> None:
     "spent",
     [pytest.param(None, id="an older library"), pytest.param(dataclasses.replace(SPENT, now_s=0.0), id="impossible")],
 )
-async def test_time_of_which_nobody_tells_is_unknown(api: MemoryApi, clock: Clock, spent: Spent | None) -> None:
+async def test_time_that_nobody_accounts_for_is_unknown(api: MemoryApi, clock: Clock, spent: Spent | None) -> None:
     for index in range(2):
         body = objects.pod(index)
         body["status"]["containerStatuses"] = [{"state": {"running": {"startedAt": objects.stamp(clock())}}}]

@@ -120,7 +120,7 @@ async def test_what_is_no_loss_of_a_policy_is_not_said(
         assert without_policy(replica) == 0
 
 
-async def test_a_job_without_settings_of_its_own_is_said_to_be_unprotected(api: MemoryApi, clock: Clock) -> None:
+async def test_a_job_without_its_own_settings_is_shown_as_unprotected(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         await dropped(replica)
         await looked(replica)

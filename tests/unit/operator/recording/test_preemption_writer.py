@@ -196,7 +196,7 @@ async def test_a_process_that_acknowledges_to_both_replicas_is_one(api: Historic
         assert api.status["acknowledgements"] == {"expected": 2, "received": 2, "laggards": []}
 
 
-async def test_nobody_lags_where_nobody_is_told(clock: Clock) -> None:
+async def test_nobody_lags_where_nobody_is_notified(clock: Clock) -> None:
     api = HistoricApi(clock)
     api.add(kinds.POLICIES, objects.policy(mode="Observe"))
     async with running(api, clock) as replica:
@@ -431,7 +431,7 @@ async def test_two_reports_of_a_lost_notice_at_once_make_one_record(
         pytest.param("../../secrets/x", id="no name"),
     ],
 )
-async def test_a_report_of_what_cannot_have_been_told_is_refused(api: HistoricApi, clock: Clock, name: str) -> None:
+async def test_a_report_about_what_was_never_announced_is_refused(api: HistoricApi, clock: Clock, name: str) -> None:
     async with without_twin(api, clock) as replica:
         with pytest.raises(UnknownPreemption):
             await replica.report(Phase.COMMITTED, preemption=name)

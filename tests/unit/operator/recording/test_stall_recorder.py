@@ -82,7 +82,7 @@ async def test_a_gang_that_started_again_is_not_stalled(api: MemoryApi, clock: C
         await until(lambda: progressing(api)[0] == "True", "the condition's end")
 
 
-async def test_what_a_keeper_sees_shows_beside_what_the_gang_says(api: MemoryApi, clock: Clock) -> None:
+async def test_what_a_keeper_sees_is_shown_with_what_the_gang_says(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.subscribe(0)
         seen = dataclasses.replace(
@@ -162,7 +162,7 @@ def shows(replica: Replica, keeper: bool) -> bool:
     return (status, "did not say so" in message, "does not run" in message) == ("False", True, keeper)
 
 
-async def test_a_stall_of_which_a_lost_pod_told_is_over(api: MemoryApi, clock: Clock) -> None:
+async def test_a_stall_that_a_lost_pod_reported_is_over(api: MemoryApi, clock: Clock) -> None:
     """The other replica may be told that the gang goes on, or nobody, as if the pod's node is lost."""
     async with running(api, clock) as replica:
         replica.subscribe(0)

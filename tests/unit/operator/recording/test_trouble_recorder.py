@@ -92,7 +92,7 @@ async def test_a_gang_that_starts_again_has_no_trouble_until_it_says_so(api: Mem
         await until(lambda: _condition(api, "Saving")[0] == "True", "the condition's end")
 
 
-async def test_the_end_that_another_replica_was_told_of_counts(api: MemoryApi, clock: Clock) -> None:
+async def test_the_end_that_was_reported_to_another_replica_counts(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock, "a") as first, running(api, clock, "b") as second:
         for replica in (first, second):
             replica.subscribe(0)

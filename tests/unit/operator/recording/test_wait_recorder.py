@@ -151,7 +151,7 @@ async def test_a_quota_that_refuses_pods_is_known_from_the_jobs_events(api: Memo
         assert started(status(api))[1] == "WaitingForPods"
 
 
-async def test_a_wait_that_lasts_is_told_twice_an_hour(api: MemoryApi, clock: Clock) -> None:
+async def test_a_wait_that_lasts_is_reported_twice_an_hour(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.see(kinds.PODS, unscheduled(clock()))
         clock.move(20)

@@ -66,7 +66,7 @@ def test_every_field_has_a_type_and_a_bound(node: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["checkpointpolicies", "preemptions"])
-def test_lists_that_several_writers_share_are_told_apart_by_a_required_key(name: str) -> None:
+def test_lists_that_several_writers_share_are_distinguished_by_a_required_key(name: str) -> None:
     shared = {
         path: node["x-kubernetes-list-map-keys"]
         for path, node in _nodes(_schema(name))

@@ -473,7 +473,7 @@ def test_an_annotation_without_the_window_leaves_the_grace_period(value: str) ->
     assert signal.deadline_at(NOW) == NOW + GRACE_S
 
 
-def test_a_row_may_have_the_time_that_another_row_tells() -> None:
+def test_a_row_may_have_the_time_that_another_row_names() -> None:
     mine = Row.model_validate(
         {
             "name": "mine",
@@ -660,7 +660,7 @@ def owned(body: Body, path: list[str], at: float) -> Body:
         ),
     ],
 )
-def test_a_mark_says_since_when_as_far_as_the_api_tells(on: On, body: Body, since_at: float | None) -> None:
+def test_a_mark_says_since_when_as_far_as_the_api_says(on: On, body: Body, since_at: float | None) -> None:
     ((_, found_at),) = marks_of(body, on)
     assert found_at == since_at
 
@@ -724,7 +724,7 @@ def test_a_label_was_set_by_the_last_write_of_its_owners() -> None:
         pytest.param(objects.node(conditions=[SHUTDOWN]), True, id="a condition"),
     ],
 )
-def test_a_mark_says_whether_its_beginning_is_told(node: Body, exact: bool) -> None:
+def test_a_mark_says_whether_its_beginning_is_known(node: Body, exact: bool) -> None:
     (mark,) = signals.marks(BUILT_IN, On.NODE, node)
     assert mark.is_exact is exact
 

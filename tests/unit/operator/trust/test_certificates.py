@@ -68,7 +68,7 @@ def test_a_certificate_of_the_same_authority_is_served_at_once(
     assert held.served == renewed
 
 
-def test_a_certificate_of_an_unknown_authority_waits_until_it_was_told(
+def test_a_certificate_of_an_unknown_authority_waits_until_the_authority_was_announced(
     tmp_path: Path, clock: Clock, first: tuple[Pair, Pair]
 ) -> None:
     held = certificates(tmp_path, clock)
@@ -134,7 +134,7 @@ def test_a_later_replica_takes_the_time_that_others_recorded(
     assert len(held.bundle.items) == 2, "what the other replica trusts is trusted here as well"
 
 
-def test_an_authority_that_was_dropped_is_not_told_again(
+def test_an_authority_that_was_dropped_is_not_announced_again(
     tmp_path: Path, clock: Clock, first: tuple[Pair, Pair]
 ) -> None:
     held, other = certificates(tmp_path, clock), certificates(tmp_path, clock)
@@ -229,7 +229,7 @@ def test_a_certificate_with_another_type_of_key_is_served(rsa_first: bool, serve
         assert shown_by(context, server_name) == pair.chain
 
 
-def test_webhooks_show_a_new_certificate_at_once_where_others_tell_the_api_server(
+def test_webhooks_show_a_new_certificate_at_once_where_others_configure_the_api_server(
     tmp_path: Path, clock: Clock, first: tuple[Pair, Pair]
 ) -> None:
     """cert-manager's injector replaces the authority, while pods have to be told of it first."""

@@ -51,7 +51,7 @@ def told(api: MemoryApi) -> set[str]:
     return {base64.b64decode(text).decode() for text in found}
 
 
-async def test_two_replicas_make_one_certificate_and_tell_the_api_server(api: MemoryApi, tmp_path: Path) -> None:
+async def test_two_replicas_make_one_certificate_and_give_it_to_the_api_server(api: MemoryApi, tmp_path: Path) -> None:
     clock = Clock(NOW)
     first, second = (Replica(api, tmp_path, clock) for _ in range(2))
     assert await first.keeper.once()

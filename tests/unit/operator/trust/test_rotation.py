@@ -101,7 +101,7 @@ def test_the_steps_of_a_rotation_are_an_overlap_apart() -> None:
     assert len(step(state, at + 2 * DAY_S).authorities) == 1
 
 
-def test_an_operator_that_was_off_for_years_makes_everything_anew() -> None:
+def test_an_operator_that_was_off_for_years_makes_everything_again() -> None:
     state = step(OwnCertificates(), NOW)
     later = step(state, NOW + 4 * 365 * DAY_S)
     assert signers(later) == [0]

@@ -46,7 +46,9 @@ def test_jobs_alone_are_watched_apart_from_those_of_jobsets() -> None:
         ("/apis/batch/v1", (None, "")),
     ],
 )
-def test_requests_for_a_namespace_are_told_from_those_for_all(path: str, found: tuple[kinds.Kind | None, str]) -> None:
+def test_requests_for_a_namespace_are_distinguished_from_those_for_all(
+    path: str, found: tuple[kinds.Kind | None, str]
+) -> None:
     assert (event_handlers.kind_at(path, {kinds.PODS, kinds.JOBS}), event_handlers.namespace_at(path)) == found
 
 

@@ -41,7 +41,7 @@ def budget(allowed: int, *, name: str = "mine", selector: Body | None = None, cu
     }
 
 
-async def test_the_first_attempt_tells_the_gang_and_waits(api: MemoryApi, clock: Clock) -> None:
+async def test_the_first_attempt_notifies_the_gang_and_waits(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         subscribers = [replica.subscribe(0), replica.subscribe(1)]
         held = await evict(replica)
@@ -277,7 +277,7 @@ async def test_an_administrator_turns_all_holds_off_at_once_and_on_again(clock: 
         assert "incident" not in replica.metrics.text().decode()
 
 
-async def test_an_eviction_that_is_never_held_is_a_signal_all_the_same(api: MemoryApi, clock: Clock) -> None:
+async def test_an_eviction_that_is_never_held_is_a_signal_nevertheless(api: MemoryApi, clock: Clock) -> None:
     api.add(kinds.CLUSTER_POLICIES, objects.cluster_policy("incident", longestHoldSeconds=0))
     async with running(api, clock) as replica:
         subscriber = replica.subscribe(0)
@@ -305,7 +305,7 @@ async def test_attempts_at_both_replicas_at_once_are_one_preemption(api: MemoryA
         assert len(first.preemptions) == 1
 
 
-async def test_a_replica_that_is_new_goes_on_counting(api: MemoryApi, clock: Clock) -> None:
+async def test_a_replica_that_is_new_continues_counting(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         held = await evict(replica)
         await replica.phase("Noticed")
@@ -336,7 +336,7 @@ async def test_an_attempt_during_another_disruption_joins_it(api: MemoryApi, clo
 
 
 @pytest.mark.parametrize("seen", [True, False], ids=["seen by the watch", "not seen yet"])
-async def test_the_taint_of_a_drained_node_tells_the_cause(api: MemoryApi, clock: Clock, seen: bool) -> None:
+async def test_the_taint_of_a_drained_node_shows_the_cause(api: MemoryApi, clock: Clock, seen: bool) -> None:
     async with running(api, clock) as replica:
         tainted = objects.node("node-1", taints=[objects.taint("karpenter.sh/disrupted")])
         drained = replica.api.add(kinds.NODES, tainted)
@@ -460,7 +460,7 @@ def two_budgets(api: MemoryApi) -> None:
         pytest.param(two_budgets, id="two budgets, which Kubernetes cannot serve"),
     ],
 )
-async def test_what_needs_no_save_goes_through_and_tells_nobody(change: Any, api: MemoryApi, clock: Clock) -> None:
+async def test_what_needs_no_save_goes_through_and_notifies_nobody(change: Any, api: MemoryApi, clock: Clock) -> None:
     change(api)
     async with running(api, clock) as replica:
         subscriber = replica.subscribe(1)
@@ -482,7 +482,7 @@ async def test_a_budget_that_allows_it_is_no_reason_not_to_save(pdb: Body, api: 
         assert await evict(replica) is not None
 
 
-async def test_where_the_hold_is_off_it_is_a_signal_all_the_same(clock: Clock) -> None:
+async def test_where_the_hold_is_off_it_is_a_signal_nevertheless(clock: Clock) -> None:
     api = MemoryApi(clock)
     cluster(api, evictionHold={"enabled": False})
     async with running(api, clock) as replica:
@@ -636,7 +636,7 @@ async def test_policy_edit_during_an_eviction_changes_nothing(api: MemoryApi, cl
         assert await evict(replica) is None, "it counts for the next disruption"
 
 
-async def test_an_eviction_during_a_drill_is_a_disruption_of_its_own(api: MemoryApi, clock: Clock) -> None:
+async def test_an_eviction_during_a_drill_is_a_separate_disruption(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.see(kinds.REQUESTS, objects.request("rehearse", mode="Drill"))
         await replica.phase_of(f"train-{objects.JOBSET_UID[:8]}-1", "Noticed")

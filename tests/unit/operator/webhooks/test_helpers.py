@@ -139,7 +139,7 @@ def test_a_helper_whose_end_restarts_the_jobset_does_so_uncounted() -> None:
         ),
     ],
 )
-def test_a_helper_without_which_the_gang_goes_on_is_left_as_it_is(helper: Json, spec: Json) -> None:
+def test_a_helper_without_which_the_gang_continues_is_left_as_it_is(helper: Json, spec: Json) -> None:
     made = injected(jobset(replicated_job("workers"), helper, **spec), NAMED)
     assert rule_for_helpers(made) is None
     theirs, ours = helper["template"]["spec"], job_of(made, 1)
@@ -173,7 +173,7 @@ def test_a_failed_helper_is_handled_as_the_users_rules_say_for_the_backoff_limit
     assert (ours["action"], ours["targetReplicatedJobs"]) == ("FailJobSet", ["workers", "data"])
 
 
-def test_an_old_jobset_that_cannot_tell_failures_apart_is_refused_with_a_helpers_own_rule() -> None:
+def test_an_old_jobset_that_cannot_distinguish_failures_is_refused_with_a_helpers_own_rule() -> None:
     own = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [3]}}
     helper = replicated_job("data", backoffLimit=0, podFailurePolicy={"rules": [own]})
     made = injected(jobset(replicated_job("workers"), helper), NAMED)
@@ -197,7 +197,7 @@ def test_whoever_names_no_trainers_of_several_is_warned_what_the_job_waits_for()
     assert f"{LABEL_ROLE}: {ROLE_HELPER}" in text
 
 
-def test_a_guess_is_said() -> None:
+def test_a_guess_is_marked_as_one() -> None:
     (text,) = warned(jobset(asking(replicated_job("workers")), replicated_job("data", 1)))
     assert "workers is taken for what trains, and data for helpers" in text
 

@@ -131,7 +131,7 @@ def test_restarts_in_place_that_cannot_happen_are_refused(missing: str) -> None:
     assert "JOBSET_NAME" in message
 
 
-def test_a_member_without_an_agent_is_refused_beside_one_with_it() -> None:
+def test_a_member_without_an_agent_is_refused_if_another_one_has_it() -> None:
     body = within_agent()
     body["spec"]["replicatedJobs"].append(replicated_job("others", backoffLimit=LARGEST))
     assert "restartStrategy" in refused(body)

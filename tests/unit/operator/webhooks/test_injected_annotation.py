@@ -104,7 +104,7 @@ def test_an_annotation_that_somebody_wrote_by_hand_is_replaced() -> None:
         assert "spec.failurePolicy" in annotation(annotated(body)["metadata"])["fields"]
 
 
-def test_variables_that_the_manifest_sets_in_vain_are_told() -> None:
+def test_variables_that_the_manifest_sets_in_vain_are_reported() -> None:
     body = jobset()
     pod_of(body)["containers"][0]["env"] = [
         {"name": Env.SAVED_EXIT_CODE, "value": "3"},

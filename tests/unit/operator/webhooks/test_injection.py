@@ -94,7 +94,7 @@ def test_directory_needs_no_jobset_name_so_generate_name_works() -> None:
         assert order.index(used) < min(order.index(Env.DIRECTORY), order.index(Env.SUBDOMAIN))
 
 
-def test_a_subdomain_of_the_users_is_told() -> None:
+def test_a_subdomain_of_the_users_is_reported() -> None:
     env = environment(pod_of(injected(jobset(network={"subdomain": "net"})))["containers"][0])
     assert env[Env.SUBDOMAIN] == "net"
 
@@ -123,7 +123,7 @@ def test_settings_come_from_the_policy_and_the_grace_period_from_the_pod() -> No
     assert (env[Env.GRACE_PERIOD_S], env[Env.COORDINATOR_PORT]) == ("300", "1234")
 
 
-def test_stalls_are_told_only_where_the_policy_differs() -> None:
+def test_stalls_are_set_only_where_the_policy_differs() -> None:
     body = jobset()
     policy = policy_spec(stalls={"afterSeconds": 120, "action": "Restart"})
     told = environment(pod_of(injected(body, policy))["containers"][0])
@@ -132,14 +132,14 @@ def test_stalls_are_told_only_where_the_policy_differs() -> None:
     assert not {Env.STALL_AFTER_S, Env.STALL_ACTION} & untold.keys()
 
 
-def test_for_how_long_saves_may_fail_is_told_only_where_the_policy_differs() -> None:
+def test_for_how_long_saves_may_fail_is_set_only_where_the_policy_differs() -> None:
     policy = policy_spec(checkpoint={"directory": "/checkpoints/{jobset}", "tolerateFailuresSeconds": 0})
     told = environment(pod_of(injected(jobset(), policy))["containers"][0])
     assert told[Env.TOLERATE_FAILURES_S] == "0"
     assert Env.TOLERATE_FAILURES_S not in environment(pod_of(injected(jobset()))["containers"][0])
 
 
-def test_how_a_start_waits_and_ends_is_told_only_where_the_policy_differs() -> None:
+def test_how_a_start_waits_and_ends_is_reported_only_where_the_policy_differs() -> None:
     policy = policy_spec(startup={"joinTimeoutSeconds": 900, "notJoinedExitCode": 99})
     told = environment(pod_of(injected(jobset(), policy))["containers"][0])
     assert (told[Env.JOIN_TIMEOUT_S], told[Env.NOT_JOINED_EXIT_CODE]) == ("900", "99")
@@ -174,7 +174,7 @@ def jax_variables(cache: Json, directory: str = "/checkpoints/{jobset}", **their
         pytest.param({"enabled": True, "directory": "file:///p"}, "/c", "/p", id="own, as a URI"),
     ],
 )
-def test_jax_is_told_where_to_keep_compiled_programs(cache: Json, directory: str, where: str) -> None:
+def test_jax_gets_the_directory_for_compiled_programs(cache: Json, directory: str, where: str) -> None:
     assert jax_variables(cache, directory) == {
         "JAX_COMPILATION_CACHE_DIR": where,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -194,7 +194,7 @@ def test_programs_go_to_a_bucket_only_if_the_policy_names_it_for_them() -> None:
 
 
 @pytest.mark.parametrize("cache", [{}, {"enabled": False}, {"directory": "/p", "maxBytes": 1 << 20, "unusedDays": 7}])
-def test_jax_is_told_nothing_unless_compiled_programs_are_kept(cache: Json) -> None:
+def test_jax_gets_no_settings_unless_compiled_programs_are_kept(cache: Json) -> None:
     assert jax_variables(cache) == {}
 
 
@@ -259,7 +259,7 @@ def test_cloud_metadata_is_offered_only_where_the_policy_asks() -> None:
         pytest.param("s3://bucket/{jobset}", {}, {}, id="the provider's own"),
     ],
 )
-def test_the_object_store_of_the_policy_is_told(directory: str, store: Json, told: dict[str, str]) -> None:
+def test_the_object_store_of_the_policy_is_set(directory: str, store: Json, told: dict[str, str]) -> None:
     policy = policy_spec(checkpoint={"directory": directory, "objectStore": store})
     env = environment(pod_of(injected(jobset(), policy))["containers"][0])
     assert env[Env.DIRECTORY] == directory.replace("{jobset}", "$(GRACEPOINT_JOBSET_NAME)")

@@ -204,7 +204,7 @@ def test_members_may_be_treated_differently() -> None:
     assert found == ["RestartJobSet", "FailJobSet"]
 
 
-def test_where_jobset_knows_no_messages_failed_programs_count_all_the_same() -> None:
+def test_where_jobset_knows_no_messages_failed_programs_count_nevertheless() -> None:
     spec = contracted(jobset())["spec"]
     for rule in spec["failurePolicy"]["rules"]:
         del rule["onJobFailureMessagePatterns"]  # as the API server does
@@ -283,7 +283,7 @@ def test_called_after_jobsets_webhook_it_says_what_to_write() -> None:
     assert "OnFailure (JobSet's own default where it is not set)" in message
 
 
-def test_every_problem_is_told_at_once() -> None:
+def test_every_problem_is_reported_at_once() -> None:
     message = refusal(jobset(replicated_job("a", backoffLimit=6), replicated_job("b", backoffLimit=7)))
     assert "replicatedJobs[0].template.spec.backoffLimit: found 6" in message
     assert "replicatedJobs[1].template.spec.backoffLimit: found 7" in message

@@ -205,7 +205,7 @@ async def test_a_jobset_of_an_unknown_policy_is_refused_in_words(client: Client,
     assert "in the namespace 'team'" in response["status"]["message"]
 
 
-async def test_a_jobset_of_a_policy_that_cannot_be_used_is_told_why(client: Client) -> None:
+async def test_a_jobset_of_a_policy_that_cannot_be_used_gets_the_reason(client: Client) -> None:
     body = jobset()
     body["metadata"]["labels"][LABEL_POLICY] = "broken"
     response = await call(client, PATH_JOBSETS, body)
@@ -316,7 +316,7 @@ async def test_an_eviction_that_waits_is_answered_as_a_budget_would(client: Clie
     assert operator.evictions == [("team", "llm-workers-0-0-x", None)]
 
 
-async def test_an_eviction_that_may_go_on_is_allowed_and_not_changed(client: Client, operator: Operator) -> None:
+async def test_an_eviction_that_may_continue_is_allowed_and_not_changed(client: Client, operator: Operator) -> None:
     response = await ask(client, eviction(preconditions={"uid": "u-1"}))
     assert response == {"uid": "r-1", "allowed": True}
     assert operator.evictions == [("team", "llm-workers-0-0-x", "u-1")]
@@ -334,7 +334,7 @@ async def test_pod_name_comes_from_the_eviction_when_the_request_has_none(client
         pytest.param(eviction(), True, id="in the request"),
     ],
 )
-async def test_a_dry_run_is_allowed_and_told_to_nobody(
+async def test_a_dry_run_is_allowed_and_nobody_is_notified(
     client: Client, operator: Operator, body: Json, dry_run: bool
 ) -> None:
     operator.waits_for = "Gracepoint saves"
@@ -350,7 +350,7 @@ async def test_a_dry_run_is_allowed_and_told_to_nobody(
         pytest.param({**eviction(), "metadata": None}, "", id="no metadata"),
     ],
 )
-async def test_whatever_goes_wrong_the_eviction_goes_on(client: Client, body: Json, name: str) -> None:
+async def test_whatever_goes_wrong_the_eviction_continues(client: Client, body: Json, name: str) -> None:
     assert (await ask(client, body, name=name))["allowed"] is True
 
 

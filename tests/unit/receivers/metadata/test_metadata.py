@@ -59,7 +59,7 @@ def event(
 SIGNAL = "cloud reboot 1 on node-7"
 
 
-def test_an_event_is_told_once(board: Board, told: Told) -> None:
+def test_an_event_is_announced_once(board: Board, told: Told) -> None:
     for later_s in (0, 1, 2):
         board.update(Look([event(100)], NOW_S + later_s))
     assert told.words == [(SIGNAL, 100.0)]
@@ -80,19 +80,19 @@ def test_findings_of_the_first_look_without_a_time_are_ignored(told: Told, start
     assert told.words == []
 
 
-def test_what_the_first_look_finds_ahead_is_told(told: Told) -> None:
+def test_what_the_first_look_finds_ahead_is_announced(told: Told) -> None:
     Board("cloud", "node-7", told).update(Look([event(100)], NOW_S))
     assert told.words == [(SIGNAL, 100.0)]
 
 
-def test_an_old_event_that_gets_a_new_time_is_told(told: Told) -> None:
+def test_an_old_event_that_gets_a_new_time_is_announced(told: Told) -> None:
     board = Board("cloud", "node-7", told)
     board.update(Look([event(-500)], NOW_S))
     board.update(Look([event(300)], NOW_S + 10))
     assert told.words == [(SIGNAL, 290.0)]
 
 
-def test_what_is_far_ahead_is_told_when_it_has_come_near(board: Board, told: Told) -> None:
+def test_what_is_far_ahead_is_announced_when_it_has_come_near(board: Board, told: Told) -> None:
     far = event(HORIZON_S + 100)
     board.update(Look([far], NOW_S))
     board.update(Look([far], NOW_S + 99))
@@ -102,7 +102,7 @@ def test_what_is_far_ahead_is_told_when_it_has_come_near(board: Board, told: Tol
 
 
 @pytest.mark.parametrize("moved_s", [50.0, 400.0], ids=["earlier", "later"])
-def test_an_event_that_is_moved_is_told_again(board: Board, told: Told, moved_s: float) -> None:
+def test_an_event_that_is_moved_is_announced_again(board: Board, told: Told, moved_s: float) -> None:
     board.update(Look([event(100)], NOW_S))
     board.update(Look([event(moved_s)], NOW_S + 1))
     assert told.words == [(SIGNAL, 100.0), (SIGNAL, moved_s - 1)]
@@ -116,7 +116,7 @@ def test_postponed_event_is_retracted_until_it_is_near(board: Board, told: Told)
     assert told.words[2:] == [(SIGNAL, HORIZON_S)]
 
 
-def test_an_event_that_begins_keeps_the_deadline_that_was_told(board: Board, told: Told) -> None:
+def test_an_event_that_begins_keeps_the_deadline_that_was_announced(board: Board, told: Told) -> None:
     board.update(Look([event(100)], NOW_S))
     board.update(Look([event(None)], NOW_S + 50))
     board.update(Look([event(None)], NOW_S + 51))
@@ -135,19 +135,19 @@ def test_vanished_event_is_retracted_if_its_kind_allows(
     assert told.words == words
 
 
-def test_an_event_that_is_gone_and_comes_again_is_told_again(board: Board, told: Told) -> None:
+def test_an_event_that_is_gone_and_comes_again_is_announced_again(board: Board, told: Told) -> None:
     for events in ([event(100)], [], [event(100)]):
         board.update(Look(events, NOW_S))
     assert told.words == [(SIGNAL, 100.0), (SIGNAL, None), (SIGNAL, 100.0)]
 
 
-def test_events_are_told_apart_by_their_names(board: Board, told: Told) -> None:
+def test_events_are_distinguished_by_their_names(board: Board, told: Told) -> None:
     board.update(Look([event(100), event(200, "reboot 2")], NOW_S))
     board.update(Look([event(200, "reboot 2")], NOW_S))
     assert told.words == [(SIGNAL, 100.0), ("cloud reboot 2 on node-7", 200.0), (SIGNAL, None)]
 
 
-def test_a_hint_is_told_to_nobody(board: Board, told: Told) -> None:
+def test_a_hint_is_sent_to_nobody(board: Board, told: Told) -> None:
     board.update(Look([event(100, hint=True)], NOW_S))
     board.update(Look([], NOW_S))
     assert told.words == []

@@ -302,7 +302,7 @@ def pump(source: socket.socket, target: socket.socket) -> None:
         pass
 
 
-def test_a_forked_child_makes_connections_of_its_own(serve: Serve, to: To) -> None:
+def test_a_forked_child_makes_its_own_connections(serve: Serve, to: To) -> None:
     def script(heard: Heard, sock: socket.socket) -> None:
         sock.sendall(head(2) + b"of")
 

@@ -93,7 +93,7 @@ def test_a_stalled_write_is_made_on_another_connection(top: StoragePath, store_p
 
 
 @pytest.mark.parametrize("how", [How.CUT_REPLY, How.LOST_REPLY])
-def test_a_read_goes_on_where_it_was_cut(top: StoragePath, store_proxy: FaultProxy, how: How) -> None:
+def test_a_read_continues_where_it_was_cut(top: StoragePath, store_proxy: FaultProxy, how: How) -> None:
     data = np.random.default_rng(3).integers(0, 256, 3_000_000, np.uint8)
     top.backend.write_large((top / "w").key, ArrayBytes(data, data.dtype), Buffer(), lambda: None, direct=False)
     out = bytearray(len(data))
@@ -373,7 +373,7 @@ def test_a_missing_bucket_is_said(bucket: Bucket) -> None:
         begin(f"{bucket.scheme}://no-such-bucket-{bucket.name}/run")
 
 
-def test_wrong_keys_are_said(s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_keys_raise_an_error_about_credentials(s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     with pytest.raises((CheckpointError, OSError), match="Check this process's credentials"):
         begin(f"{s3_bucket.uri}/run")
@@ -382,7 +382,7 @@ def test_wrong_keys_are_said(s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("status", "says"), [(403, "Check this process's credentials"), (401, "credentials"), (507, "quota is used up")]
 )
-def test_a_refusal_is_said(far: Bucket, store_proxy: FaultProxy, status: int, says: str) -> None:
+def test_a_refusal_is_explained(far: Bucket, store_proxy: FaultProxy, status: int, says: str) -> None:
     with (
         pytest.raises((CheckpointError, OSError), match=says),
         store_proxy.rules(Rule(Fault(How.ANSWER, status=status), kinds=WRITES)),

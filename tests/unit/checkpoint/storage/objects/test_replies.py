@@ -180,7 +180,7 @@ def test_a_store_that_ignores_a_condition_is_refused(bucket: Bucket, ignored: st
     assert store.entries("top") == []
 
 
-def test_each_store_has_the_authorities_of_its_own(monkeypatch: pytest.MonkeyPatch, s3_settings: S3Settings) -> None:
+def test_each_store_has_its_own_authorities(monkeypatch: pytest.MonkeyPatch, s3_settings: S3Settings) -> None:
     server = ScriptedServer(lambda heard, sock: sock.sendall(answer(404)), authority := trustme.CA())
     other = trustme.CA()
     with authority.cert_pem.tempfile() as ours, other.cert_pem.tempfile() as theirs:
