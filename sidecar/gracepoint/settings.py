@@ -226,10 +226,10 @@ class Settings:
     saved_exit_code: int = setting(DEFAULT_SAVED_EXIT_CODE, _exit_code)
     unsaved_exit_code: int = setting(DEFAULT_UNSAVED_EXIT_CODE, _exit_code)
     not_joined_exit_code: int = setting(DEFAULT_NOT_JOINED_EXIT_CODE, _exit_code)
-    join_timeout_s: float | None = setting(
-        None,
-        _number(0, above=True),
-        "seconds that a start waits for processes that are not there, and for storage that is away; not set: no limit",
+    join_timeout_s: float = setting(
+        0.0,
+        _number(0),
+        "seconds that a start waits for processes that are not there, and for storage that is away; 0: no limit",
     )
     grace_period_s: float = setting(
         30.0, _number(0, above=True), "seconds that the pod lives after a SIGTERM; the default is Kubernetes' own"

@@ -270,7 +270,7 @@ def join(
                 f"job of one process, set {Env.PROCESS_COUNT}=1. Training as that many separate jobs is refused"
             )
         return False
-    start, wait_s = JobAttempt.of(settings), settings.join_timeout_s
+    start, wait_s = JobAttempt.of(settings), settings.join_timeout_s or None
     if ENV_TPU in environ:
         logger.info("leaving the cluster's detection to jax reason=%s is set", ENV_TPU)
         known = Place()

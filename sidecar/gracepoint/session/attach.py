@@ -181,7 +181,7 @@ def attach(
         not_joined_exit_code: Exit code if this process does not get into the job for a reason that is not the
             program's. Default: 79.
         join_timeout_s: Seconds that this call waits for processes that are not there, and for storage that is away.
-            Default: no limit.
+            0, the default: no limit.
         grace_period_s: Seconds that the process lives after a SIGTERM. Default: 30.
         margin: Factor on predicted durations. Default: 1.25.
         head_start_s: A preemption's save begins no later than this many seconds before the deadline, however short it
@@ -329,9 +329,7 @@ def _opened(
 
 def _away_s(settings: Settings) -> float:
     """Returns how many seconds a start waits for storage that is away. Outside a pod somebody looks on: not at all."""
-    if settings.join_timeout_s is not None:
-        return settings.join_timeout_s
-    return 0.0 if settings.pod_name is None else math.inf
+    return settings.join_timeout_s or (0.0 if settings.pod_name is None else math.inf)
 
 
 @contextlib.contextmanager
