@@ -203,3 +203,23 @@ def test_the_threads_that_stay_are_those_that_the_page_of_decisions_explains(tmp
     with gracepoint.attach(tmp_path):
         staying = {thread.name for thread in set(threading.enumerate()) - before}
     assert staying == explained - {"gracepoint-subscription", "gracepoint-sender"}  # there is no operator here
+
+
+def test_a_wait_for_what_is_not_there_is_said_and_is_no_stall(caplog: pytest.LogCaptureFixture) -> None:
+    operator, codes = Operator(), list[int]()
+    with watch(operator, "restart", leave=codes.append) as watching:
+        with watching.at("waiting for the other processes", may_last=True):
+            until(lambda: "attach waits stage=waiting for the other processes" in caplog.text, "the log to say so")
+            assert not operator.told.wait(2 * LIMIT_S)
+        with watching.at("meeting of the processes"):
+            assert operator.told.wait(PATIENCE_S)
+            until(lambda: codes, "the exit")
+    assert [message.stage for message in operator.messages if not message.over] == ["meeting of the processes"]
+
+
+def test_attempts_at_storage_that_is_away_are_progress() -> None:
+    operator = Operator()
+    with watch(operator) as watching, watching.at("claim of the directory"):
+        assert operator.told.wait(PATIENCE_S)
+        watching.goes_on()
+        assert operator.over.wait(PATIENCE_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import itertools
 import json
 import logging
@@ -27,7 +28,7 @@ from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving.schedule import SaveInterval
 from gracepoint.checkpoint.storage import posix
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.deadline import Deadline
 from gracepoint.errors import (
@@ -36,6 +37,7 @@ from gracepoint.errors import (
     CheckpointRefused,
     ForkedChild,
     HostStateLost,
+    NotJoined,
     Preempted,
     SaveFailed,
     SettingsError,
@@ -991,6 +993,33 @@ def test_an_injected_pod_joins_where_the_environment_says(tmp_path: Path, monkey
     args, kwargs = json.loads(str(caught.value))
     assert args == ["gpt-workers-0-0.gpt:8476", 4, 3]
     assert kwargs["cluster_detection_method"] == "deactivate"
+
+
+def _storage_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(self: StoragePath) -> None:
+        raise TimeoutError(errno.ETIMEDOUT, "as the storage says")
+
+    monkeypatch.setattr(StoragePath, "make_folder_durably", away)
+
+
+def test_storage_that_is_away_at_the_start_of_a_pod_is_no_failure_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _storage_is_away(monkeypatch)
+    monkeypatch.setenv(Env.POD_NAME, "gpt-w-0-0")
+    with pytest.raises(NotJoined) as caught:
+        gracepoint.attach(tmp_path, join_timeout_s=1, not_joined_exit_code=80)
+    assert caught.value.code == 80
+    assert f"does not reach {tmp_path}: [Errno 110] as the storage says" in caught.value.reason
+    assert "attach waits for storage" in caplog.text
+
+
+def test_storage_that_is_away_is_an_error_at_once_where_somebody_looks_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _storage_is_away(monkeypatch)
+    with pytest.raises(CheckpointError, match="does not reach"):
+        gracepoint.attach(tmp_path)
 
 
 def test_the_library_installs_no_log_handlers(tmp_path: Path) -> None:
