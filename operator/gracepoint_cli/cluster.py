@@ -85,7 +85,7 @@ class Cluster:
         in_pod = not configured and "KUBERNETES_SERVICE_HOST" in os.environ
         self._context: Json = {} if in_pod else _read_context(path, context)
         try:
-            with _heard() as login:
+            with _logged_errors() as login:
                 self._client = KubeClient.connect(
                     None if in_pod else path,
                     context,
@@ -197,7 +197,7 @@ class _Collector(logging.Handler):
 
 
 @contextlib.contextmanager
-def _heard() -> Iterator[list[str]]:
+def _logged_errors() -> Iterator[list[str]]:
     """Collects the errors that the client's package logs instead of raising them: a login program that fails."""
     collector, root = _Collector(), logging.getLogger()
     root.addHandler(collector)
@@ -273,14 +273,11 @@ def _read_context(path: str, name: str | None) -> Json:
 _KINDS: tuple[WorkloadType | WorkloadMaker, ...] = (*TYPES, *MAKERS)
 
 
-# How a user names a workload: KIND/NAME as kubectl writes it, or NAME alone. Pure.
-#
-# The kinds are those that the operator knows, and those whose controllers make such workloads.
-
-
 @dataclasses.dataclass(frozen=True)
 class Named:
-    """A workload as a user names it.
+    """A workload as a user names it: KIND/NAME as kubectl writes it, or NAME alone.
+
+    The kinds are those that the operator knows, and those whose controllers make such workloads.
 
     Attributes:
         kind: Its kind, or the kind of what makes it, as in the API. None: any.
@@ -372,9 +369,6 @@ def owner(body: Mapping[str, Any]) -> Mapping[str, Any]:
 #: Conditions of a maker that has ended. Its workload may have been deleted.
 _ENDED = {"Complete", "Failed"}
 _TO_LIST = "To see the jobs there are: kubectl gracepoint status -A"
-
-
-# Finds workloads in the cluster: the one that a user names, and all that are under a policy.
 
 
 def find(cluster: Cluster, namespace: str, text: str, *, todo: str = _TO_LIST) -> WorkloadMatch:

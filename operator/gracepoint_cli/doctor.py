@@ -40,7 +40,7 @@ from gracepoint_operator.model.preemption_record import kept_policy
 from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import ClusterCheckpointPolicy, Training, default_of
 from gracepoint_operator.resources.crds import definitions
-from gracepoint_operator.webhooks.release_contract import installed_releases, read_installed_api
+from gracepoint_operator.webhooks.installation import installed_releases, read_installed_api
 from gracepoint_operator.webhooks.training_jobs import Problems, gang
 from gracepoint_operator.workloads import BY_NAME
 
@@ -51,9 +51,6 @@ Json = dict[str, Any]
 _POD_WITHIN_S = 180.0
 _LOOK_EVERY_S = 1.0
 _TRIES = 3
-
-
-# ``doctor``: checks an installation, and from a pod like a job's the channel and the storage.
 
 
 def doctor(
@@ -111,7 +108,7 @@ def _installation(cluster: Cluster, namespace: str) -> Iterable[CheckResult]:
         read_labels,
     )
     from gracepoint_operator.resources.crds import definitions
-    from gracepoint_operator.webhooks.release_contract import CRD_NAME
+    from gracepoint_operator.webhooks.installation import CRD_NAME
 
     def version() -> Iterable[CheckResult]:
         return [kubernetes_version(cluster.path("/version"))]
@@ -247,9 +244,6 @@ def _delete(cluster: Cluster, namespace: str, name: str) -> None:
     say(f"The pod {name} could not be deleted ({reason}); it ends by itself.")
 
 
-# What a check says. Pure data.
-
-
 class CheckState(StrEnum):
     """How a check ended."""
 
@@ -261,7 +255,7 @@ class CheckState(StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class CheckResult:
-    """One check.
+    """What a check says.
 
     Attributes:
         name: What was checked.
@@ -306,9 +300,6 @@ _ACCELERATORS = ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu")
 _JOBSETS_OWN = "jobset-mutating-webhook-configuration"
 _SOON_DAYS = 7
 _NAMED = 5
-
-
-# Checks of an installation, from objects of the API server. Pure; the time is passed in.
 
 
 def kubernetes_version(version: Mapping[str, Any]) -> CheckResult:
@@ -595,15 +586,12 @@ _CONTAINER_FIELDS = ("image", "imagePullPolicy", "envFrom", "securityContext", "
 _KIND_OF_WORKLOAD = "app.kubernetes.io/component"
 
 
-# A pod like those of a job, which checks the channel and the storage from where the job runs. Pure.
-#
-# It has the image, the volumes, the service account and the variables of the job's pods, and none of their labels, so
-# that neither a controller nor the operator takes it for one of the gang. It asks for no accelerator. It writes its
-# result as the container's termination message, which is read from its status.
-
-
 def make_probe_pod(workload: Json, training: Training) -> Json:
-    """Returns the pod for a stored JobSet or Job.
+    """Returns a pod like those of a stored JobSet or Job, which checks channel and storage from where the job runs.
+
+    It has the image, the volumes, the service account and the variables of the job's pods, and none of their labels, so
+    that neither a controller nor the operator takes it for one of the gang. It asks for no accelerator. It writes its
+    result as the container's termination message, which is read from its status.
 
     Raises:
         ValueError: No pods of the workload form a gang under its policy. The message says why.

@@ -73,7 +73,7 @@ def drill(
         where = namespace or cluster.namespace
         job = find(cluster, where, workload)
         policy = job.read().policy
-        if reason := why_in_vain(job, cluster.find(POLICIES, where, policy) if policy else None):
+        if reason := why_no_drill(job, cluster.find(POLICIES, where, policy) if policy else None):
             raise CommandError(reason)
         created = cluster.create(REQUESTS, where, request(job.type.name, job.name, where, deadline))
         name = created["metadata"]["name"]
@@ -157,9 +157,6 @@ def _report(result: DrillOutcome) -> None:
         put(f"To see it drawn: kubectl gracepoint timeline {result.preemption}")
 
 
-# What ``drill`` asks for, and what it reports. Pure.
-
-
 def request(kind: str, name: str, namespace: str, deadline_s: float) -> Json:
     """Returns the PreemptionRequest for a drill of a workload."""
     named = OfWorkload.named(kind)
@@ -172,8 +169,8 @@ def request(kind: str, name: str, namespace: str, deadline_s: float) -> Json:
     }
 
 
-def why_in_vain(job: WorkloadMatch, policy: Json | None) -> str:
-    """Returns why a drill of the workload cannot work, and what to do. Empty if nothing speaks against it."""
+def why_no_drill(job: WorkloadMatch, policy: Json | None) -> str:
+    """Returns why a drill of the workload cannot work, and what to do. Empty if it can work."""
     workload, title = job.read(), job.title
     label = workload.policy
     if not label:

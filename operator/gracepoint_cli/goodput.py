@@ -140,19 +140,16 @@ def _duration(seconds: float) -> str:
 Json = dict[str, Any]
 
 
-# What ``goodput`` shows: where the time of each workload went, from the statuses of the policies. Pure.
-
-
 @dataclasses.dataclass(frozen=True)
 class Account:
-    """Where the time of one workload went, until now.
+    """Where the time of one workload went until now, from the status of its policy.
 
     Attributes:
         policy: Name of the policy whose status has the account.
         since: When the account begins, as RFC 3339.
         state: What the time goes into now. Empty if the workload has finished.
         spent: Milliseconds by category.
-        disruptions: How often the gang ended while the workload went on.
+        disruptions: How often the gang ended while the workload continued.
         losses: How many of these lost steps, as far as that is known.
         suggestion: How often to save. None if nothing is suggested.
     """

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _WATCH_EVERY_S = 2.0
 
 
-class _Seen(NamedTuple):
+class _Tables(NamedTuple):
     policies: Sequence[PolicyOverview]
     jobs: Sequence[JobOverview]
     unmade: Sequence[tuple[str, str]]
@@ -66,7 +66,7 @@ def status(
         shown = None
         while True:
             try:
-                tables = _seen(cluster, where)
+                tables = _read_tables(cluster, where)
             except CommandError as error:
                 if shown is None:  # nothing was right yet: the arguments may be wrong
                     raise
@@ -90,7 +90,7 @@ def _put_between(output: OutputFormat) -> None:
         put("---")
 
 
-def _seen(cluster: Cluster, where: str | None) -> _Seen:
+def _read_tables(cluster: Cluster, where: str | None) -> _Tables:
     from gracepoint.wire.names import LABEL_POLICY
     from gracepoint_cli.cluster import listed, without_workload
     from gracepoint_operator.kube.objects import PODS, POLICIES, PREEMPTIONS
@@ -106,10 +106,10 @@ def _seen(cluster: Cluster, where: str | None) -> _Seen:
         leases=_leases(cluster),
     )
     unmade = without_workload(cluster, where, bodies)
-    return _Seen(policy_rows(policy_bodies), jobs, unmade, refused)
+    return _Tables(policy_rows(policy_bodies), jobs, unmade, refused)
 
 
-def _show(tables: _Seen, where: str | None, output: OutputFormat) -> None:
+def _show(tables: _Tables, where: str | None, output: OutputFormat) -> None:
     from gracepoint.wire.names import LABEL_POLICY
     from gracepoint_operator.workloads import ANY_NAME
 
@@ -189,9 +189,6 @@ def _put_jobs(jobs: Sequence[JobOverview], with_namespace: bool) -> None:
 
 Json = dict[str, Any]
 _DEFAULT_GRACE_S = 30
-
-
-# What ``status`` shows: each workload under a policy, who is connected, and whether its save fits. Pure.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,18 +21,19 @@ from pathlib import Path
 
 from gracepoint_operator import event_loop
 from gracepoint_operator.controller import Controller, ControllerSettings
-from gracepoint_operator.decisions.answers import Limits
 from gracepoint_operator.decisions.decide import DEFAULT_LIKELY_GANGS_PER_MINUTE
+from gracepoint_operator.decisions.retention import Limits
 from gracepoint_operator.kube.client import KubeClient, KubeError
 from gracepoint_operator.limited_port import ConnectionLimits
 from gracepoint_operator.logs import about, configure
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.resources.policy import DEFAULT_LONGEST_HOLD_S
-from gracepoint_operator.server import DEFAULT_REQUESTS_PER_NAMESPACE, Server, ServerSettings
+from gracepoint_operator.server import Server, ServerSettings
 from gracepoint_operator.signals import BUILT_IN, UserRowsError, read_user_rows
 from gracepoint_operator.trust.bundle import OVERLAP_S
 from gracepoint_operator.trust.certificates import Certificates, TrustPlaces
 from gracepoint_operator.watches.kopf_run import Watches
+from gracepoint_operator.webhooks.admission import DEFAULT_REQUESTS_PER_NAMESPACE
 
 logger = logging.getLogger("gracepoint_operator")
 

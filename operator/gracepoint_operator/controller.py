@@ -42,7 +42,7 @@ from gracepoint_operator.channel.notifier import HintNotifier, Notifier, TrustNo
 from gracepoint_operator.channel.reports import ReportHandler
 from gracepoint_operator.channel.service import Channel
 from gracepoint_operator.channel.subscribers import Subscribers
-from gracepoint_operator.decisions.answers import Answer, Limits
+from gracepoint_operator.decisions.answers import Answer
 from gracepoint_operator.decisions.decide import (
     DEFAULT_LIKELY_GANGS_PER_MINUTE,
     WINDOW_S,
@@ -52,20 +52,29 @@ from gracepoint_operator.decisions.decide import (
     holds_back,
     next_decision_at,
 )
+from gracepoint_operator.decisions.retention import Limits
 from gracepoint_operator.event_loop import LoopLag
 from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model.preemption_record import PreemptionRecord
-from gracepoint_operator.recording import garbage_collector, policy_writer, trouble_recorder
+from gracepoint_operator.recording import connection_writer, garbage_collector, trouble_recorder
+from gracepoint_operator.recording.acknowledgement_log import AcknowledgementLog
+from gracepoint_operator.recording.connection_writer import ConnectionWriter
 from gracepoint_operator.recording.event_recorder import EventRecorder
-from gracepoint_operator.recording.garbage_collector import AcknowledgementLog, GarbageCollector
-from gracepoint_operator.recording.pod_writer import FirstSeenWriter, PodProtector, SidecarEnder
-from gracepoint_operator.recording.policy_writer import ConnectionWriter, PolicyWriter
+from gracepoint_operator.recording.first_seen_writer import FirstSeenWriter
+from gracepoint_operator.recording.garbage_collector import GarbageCollector
+from gracepoint_operator.recording.pod_writer import PodProtector, SidecarEnder
+from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter, RequestWriter
 from gracepoint_operator.recording.replica_lease import ReplicaLease
-from gracepoint_operator.recording.trouble_recorder import MissingPolicies, StallRecorder, TroubleRecorder
+from gracepoint_operator.recording.trouble_recorder import (
+    MissingPolicies,
+    RecorderContext,
+    StallRecorder,
+    TroubleRecorder,
+)
 from gracepoint_operator.recording.wait_recorder import WaitRecorder
 from gracepoint_operator.recording.writers import Writers
 from gracepoint_operator.resources import CheckpointPolicy, PreemptionSpec
@@ -348,11 +357,22 @@ class Controller:
         # What is written.
         events = EventRecorder(api, clock, settings.replica)
         lease = ReplicaLease(api, clock, settings.replica, settings.namespace, self._policies_age_s)
-        self.writers = self._new_writers(settings, events, lease)
-        self.connection_writer = ConnectionWriter(
-            self.cache, self.subscribers.pod_uids, lease, self.writers.policies, events, metrics, clock
+        policies = PolicyWriter(
+            api,
+            self.cache,
+            lease,
+            metrics,
+            clock,
+            settings.write_interval_s,
+            protects_pods=settings.protects_pods,
+            deletes_pods=settings.deletes_pods,
         )
-        self.missing_policies = MissingPolicies(self.cache, events, metrics)
+        context = RecorderContext(self.cache, policies, events, metrics, clock, settings.write_interval_s)
+        self.writers = self._new_writers(settings, context)
+        self.connection_writer = ConnectionWriter(
+            self.cache, self.subscribers.pod_uids, lease, policies, events, metrics, clock
+        )
+        self.missing_policies = MissingPolicies(context)
 
         # What is decided, and who is notified.
         self.notifier = Notifier(
@@ -395,25 +415,21 @@ class Controller:
             api, self.cache, metrics, clock, settings.kept, self._drop, settings.namespaces
         )
 
-    def _new_writers(self, settings: ControllerSettings, events: EventRecorder, lease: ReplicaLease) -> Writers:
+    def _new_writers(self, settings: ControllerSettings, context: RecorderContext) -> Writers:
         api, cache, metrics, clock = self.api, self.cache, self.metrics, self._clock
-        interval_s, protects_pods = settings.write_interval_s, settings.protects_pods
-        deletes_pods = settings.deletes_pods
+        policies, events, interval_s = context.policy_writer, context.events, context.interval_s
         acknowledgements = AcknowledgementLog()
-        policies = PolicyWriter(
-            api, cache, lease, metrics, clock, interval_s, protects_pods=protects_pods, deletes_pods=deletes_pods
-        )
         preemptions = PreemptionWriter(api, cache, acknowledgements, policies, events, metrics, interval_s)
         return Writers(
             acknowledgements=acknowledgements,
             preemptions=preemptions,
             policies=policies,
-            stalls=StallRecorder(cache, policies, events, metrics, clock, interval_s),
-            troubles=TroubleRecorder(cache, policies, events, metrics, clock, interval_s),
-            waits=WaitRecorder(api, cache, policies, preemptions, events, metrics, clock, interval_s),
+            stalls=StallRecorder(context),
+            troubles=TroubleRecorder(context),
+            waits=WaitRecorder(context, api, preemptions),
             requests=RequestWriter(api, metrics, interval_s),
-            pods=PodProtector(api, cache, metrics, clock, interval_s, allowed=protects_pods),
-            sidecars=SidecarEnder(api, cache, metrics, interval_s, allowed=deletes_pods),
+            pods=PodProtector(api, cache, metrics, clock, interval_s, allowed=settings.protects_pods),
+            sidecars=SidecarEnder(api, cache, metrics, interval_s, allowed=settings.deletes_pods),
             first_seen=FirstSeenWriter(api, cache, settings.first_seen_place, metrics, clock, interval_s),
         )
 
@@ -466,7 +482,7 @@ class Controller:
                 tasks.create_task(self._tick(), name="tick")
                 for name, every_s, look in (
                     ("garbage collector", garbage_collector.PASS_S, self._garbage_collector.look),
-                    ("connections", policy_writer.EVERY_S, self.connection_writer.look),
+                    ("connections", connection_writer.EVERY_S, self.connection_writer.look),
                     ("missing policies", trouble_recorder.EVERY_S, self.missing_policies.look),
                 ):
                     tasks.create_task(self._each(every_s, look), name=name)

@@ -22,50 +22,32 @@ import contextlib
 import dataclasses
 import logging
 import threading
-import time
 import urllib.parse
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 
 from aiohttp import web
 
-from gracepoint_operator import workloads
 from gracepoint_operator.channel.canary import Canary
 from gracepoint_operator.channel.service import ChannelThread
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.event_loop import collect_in_portions
 from gracepoint_operator.health import Health, MetricsPage, Readers
-from gracepoint_operator.kube import client, objects
-from gracepoint_operator.kube.client import KubeClient
-from gracepoint_operator.kube.objects import read_namespace
 from gracepoint_operator.limited_port import CloseReason, ConnectionLimits, LimitedPort
 from gracepoint_operator.logs import about
-from gracepoint_operator.model.preemption_record import LABEL_ENDED_AT
-from gracepoint_operator.read_errors import Unreadable
-from gracepoint_operator.resources import (
-    CheckpointPolicy,
-    ClusterCheckpointPolicy,
-    default_of,
-    made_from,
-    why_no_default,
-)
 from gracepoint_operator.trust.certificates import Certificates, TrustKeeper, TrustPlaces, follow, new_context
-from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, read_installed_api
+from gracepoint_operator.webhooks import Admission
 from gracepoint_operator.webhooks import add_routes as add_admission_routes
-from gracepoint_operator.webhooks.release_contract import CRD_NAME, tell_of_others
-from gracepoint_operator.webhooks.updates import MemberPlace, SharedReads, of_workload
+from gracepoint_operator.webhooks.admission import DEFAULT_REQUESTS_PER_NAMESPACE
+from gracepoint_operator.webhooks.installation import log_overlapping_releases
 
 logger = logging.getLogger(__name__)
 
-_WORKLOAD_API_S = 60.0
-_PLACES_S = 1.0  # two reads are within the timeout of the webhook for pods
 _START_TIMEOUT_S = 30.0
 _CERTIFICATE_AGAIN_S = 1.0
 _STOP_TIMEOUT_S = 8.0
 #: asyncio holds a buffer of 256 KiB for each TLS connection, which for a thousand pods is more than the operator may
 #: use in all. A TLS record has at most this, and the channel's messages are smaller still.
 _TLS_BUFFER_BYTES = 16 * 1024
-#: At most so many PreemptionRequests, open or over, are in one namespace.
-DEFAULT_REQUESTS_PER_NAMESPACE = 200
 #: The API server's connections are few, and serve many requests each; whoever else connects shows no path that exists.
 _WEBHOOK_LIMITS = ConnectionLimits(
     request_s=300.0,
@@ -88,125 +70,6 @@ _HEALTH_LIMITS = ConnectionLimits(
     bytes_at_once=1024 * 1024,
     replaces=True,
 )
-
-
-@dataclasses.dataclass
-class _Counted:
-    """How many requests a namespace has, with those that were allowed since."""
-
-    number: int
-
-
-class Admission:
-    """What the webhooks ask of the operator."""
-
-    def __init__(
-        self,
-        api: KubeClient,
-        core: Controller,
-        certificates: Certificates,
-        service_url: str,
-        requests_per_namespace: int = DEFAULT_REQUESTS_PER_NAMESPACE,
-    ) -> None:
-        self._api = api
-        self._requests_per_namespace = requests_per_namespace
-        self._requests = SharedReads(self._count_requests, _PLACES_S)
-        self._core = core
-        self._certificates = certificates
-        self._service_url = service_url
-        self._served: InstalledApi | None = None
-        self._served_until = 0.0
-        self._places = SharedReads(self._read_places, _PLACES_S)
-
-    @property
-    def settings(self) -> AdmissionSettings:
-        return AdmissionSettings(operator_url=self._service_url, ca_certificate=self._certificates.ca)
-
-    async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
-        """Read live: a policy and its first workload are often applied together."""
-        is_copy, original = False, None
-        with contextlib.suppress(client.NotFound):
-            written = CheckpointPolicy.of(await self._api.get(objects.POLICIES, namespace, name))
-            if not made_from(written):
-                return written
-            is_copy = True
-        with contextlib.suppress(client.NotFound):
-            original = ClusterCheckpointPolicy.of(await self._api.get(objects.CLUSTER_POLICIES, None, name))
-        reason = why_no_default(name, original, {} if original is None else await self._labels(namespace))
-        if reason is None and original is not None:
-            return original.as_policy(namespace)
-        if is_copy:
-            raise Unreadable(f"It is kept for a default that was withdrawn: {reason}")
-        return None
-
-    def limited(self, policy: CheckpointPolicy) -> CheckpointPolicy:
-        return self._core.cache.policies.limited(policy)
-
-    async def default_policy(self, namespace: str) -> CheckpointPolicy | None:
-        """Read live, too."""
-        bodies = (await self._api.list(objects.CLUSTER_POLICIES)).items
-        if not any((body.get("spec") or {}).get("default") for body in bodies):
-            return None
-        original = default_of(map(ClusterCheckpointPolicy.of, bodies), await self._labels(namespace))
-        return None if original is None else await self.policy(namespace, original.name)
-
-    async def _labels(self, namespace: str) -> Mapping[str, str]:
-        return read_namespace(await self._api.get(objects.NAMESPACES, None, namespace)).labels
-
-    async def installed_workload_api(self, *, afresh: bool = False) -> InstalledApi:
-        """Reads again now and then, as the workload's API may be upgraded while the operator runs."""
-        now = time.monotonic()
-        if self._served is None or afresh or now >= self._served_until:
-            self._served = read_installed_api(await self._api.get(objects.CRDS, None, CRD_NAME))
-            self._served_until = now + _WORKLOAD_API_S
-        return self._served
-
-    async def places(self, namespace: str, labels: Mapping[str, str]) -> dict[str, MemberPlace]:
-        kind, name = workloads.place_in(labels)
-        return await self._places.get((kind, namespace, name))
-
-    async def _read_places(self, key: tuple[objects.Kind, str, str]) -> dict[str, MemberPlace]:
-        try:
-            return of_workload(await self._api.get(*key))
-        except client.NotFound:
-            return {}  # the pod belongs to no workload that exists
-
-    async def why_eviction_waits(self, namespace: str, pod: str, uid: str | None) -> str | None:
-        hold = await self._core.evictions.attempted(namespace, pod, uid)
-        return None if hold is None else hold.message
-
-    async def why_requests_are_too_many(self, namespace: str) -> str | None:
-        counted = await self._requests.get(namespace)
-        if counted.number >= self._requests_per_namespace:
-            return (
-                f"found {counted.number} PreemptionRequests in the namespace {namespace}, expected fewer than "
-                f"{self._requests_per_namespace} (requests.maxPerNamespace of the chart). Those that are over are "
-                "deleted by themselves; to delete them now: "
-                f"kubectl delete preemptionrequests -n {namespace} -l {LABEL_ENDED_AT}"
-            )
-        counted.number += 1  # others that share this count may be created before the next one
-        return None
-
-    async def _count_requests(self, namespace: str) -> _Counted:
-        return _Counted(await self._api.count(objects.REQUESTS, namespace))
-
-    def users_of(self, namespace: str, policy: str) -> list[str]:
-        cache = self._core.cache
-        if namespace:
-            uids = cache.objects.workloads_with_policy((namespace, policy))
-            users = [(cache.objects.workloads[uid], "") for uid in uids]
-        else:
-            workloads = [workload for workload in cache.objects.workloads.values() if workload.policy == policy]
-            users = [
-                (workload, f"{workload.namespace}/")
-                for workload in workloads
-                if cache.policies.original((workload.namespace, policy))
-            ]
-        unfinished = [(workload, where) for workload, where in users if not (workload.finished or workload.deleted)]
-        return sorted(f"{workload.kind} {where}{workload.name}" for workload, where in unfinished)
-
-    def disrupted_nodes(self) -> frozenset[str]:
-        return frozenset(self._core.cache.objects.disrupted_nodes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,7 +131,14 @@ class Server:
         self.webhook_port = settings.webhook_port
         self.health_port = settings.health_port
         self.metrics_port = settings.metrics_port
-        self._admission = Admission(core.api, core, certificates, settings.service_url, settings.requests_per_namespace)
+        self._admission = Admission(
+            core.api,
+            core.cache,
+            core.evictions,
+            certificates,
+            settings.service_url,
+            settings.requests_per_namespace,
+        )
         context = new_context()
         self._channel = ChannelThread(
             core.channel,
@@ -352,8 +222,8 @@ class Server:
             tasks.create_task(self._channel.ended(), name="channel")
             tasks.create_task(self._certificates.watch(), name="certificates")
             tasks.create_task(self._keeper.run(), name="trust")
-            other_releases = tell_of_others(self._api, self._settings.service_host, self._core.watches.namespaces)
-            tasks.create_task(other_releases, name="other releases")
+            overlaps = log_overlapping_releases(self._api, self._settings.service_host, self._core.watches.namespaces)
+            tasks.create_task(overlaps, name="other releases")
             if self._canary is not None:
                 host = self._settings.host or "localhost"
                 self._canary_task = tasks.create_task(

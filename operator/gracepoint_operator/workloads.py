@@ -1,5 +1,13 @@
 """Workloads: the objects that run gangs, each kind behind one protocol.
 
+A workload is the object that a user creates to run a gang: a JobSet, or a Job without a JobSet. The rest of the
+operator uses the values here. Only the implementations of ``WorkloadType`` know the fields and labels of a kind.
+
+What the end of a pod by a disruption means for its Job, and what the failure of a Job means for its JobSet, is here,
+too. The controllers decide by rules, of which the first that matches counts: ``podFailurePolicy`` of a Job
+(k8s.io/kubernetes/pkg/controller/job, pod_failure_policy.go), and ``failurePolicy`` of a JobSet (pkg/controllers,
+failure_policy.go). The webhook asks when a JobSet is created; the operator asks of the objects as they are.
+
 ``model``, the packages above it and the command line call it to read workloads and their pods. It calls ``kube`` alone,
 and is pure.
 """
@@ -37,16 +45,9 @@ Json = Mapping[str, Any]
 #: Exit codes of a container that is ended by SIGTERM, and by SIGKILL.
 _ENDED_BY_SIGNAL = (143, 137)
 _DEFAULT_BACKOFF_LIMIT = 6
-#: Actions that make one Job anew and leave the others alone (JobSet 0.11 and newer).
+#: Actions that make one Job again and leave the others alone (JobSet 0.11 and newer).
 _ALONE = frozenset({"RestartJob", "RestartJobAndIgnoreMaxRestarts"})
 IN_PLACE = "InPlaceRestart"
-
-
-# What the end of a pod by a disruption means for its Job, and what the failure of a Job means for its JobSet. Pure.
-#
-# The controllers decide by rules, of which the first that matches counts: ``podFailurePolicy`` of a Job
-# (k8s.io/kubernetes/pkg/controller/job, pod_failure_policy.go), and ``failurePolicy`` of a JobSet (pkg/controllers,
-# failure_policy.go). The webhook asks when a JobSet is created; the operator asks of the objects as they are.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def failures_at_disruption(job: Json, failed: int = 0) -> list[JobFailure | None
         failed: How many of its pods have failed before.
 
     Returns:
-        None stands for a Job that goes on: it makes another pod.
+        None stands for a Job that continues: it makes another pod.
     """
     return [_failure(job, code, failed) for code in _ENDED_BY_SIGNAL]
 
@@ -104,7 +105,7 @@ def failure_rules(jobset: Json) -> tuple[FailureRule, ...]:
 
 
 def restarts_in_place(jobset: Json) -> bool:
-    """Returns whether a pod that is made anew restarts the others in place. ``jobset``: its spec."""
+    """Returns whether a pod that is made again restarts the others in place. ``jobset``: its spec."""
     return bool((jobset.get("failurePolicy") or {}).get("restartStrategy") == IN_PLACE)
 
 
@@ -123,10 +124,10 @@ def _failure(job: Json, exit_code: int, failed: int) -> JobFailure | None:
     if action == "Ignore":
         return None
     if action == "FailJob":
-        said = f"Container ended with exit code {exit_code} matching FailJob rule"
+        message = f"Container ended with exit code {exit_code} matching FailJob rule"
         if not _matching(job, exit_code).get("onExitCodes"):
-            said = "Pod has condition DisruptionTarget matching FailJob rule"
-        return JobFailure("PodFailurePolicy", said)
+            message = "Pod has condition DisruptionTarget matching FailJob rule"
+        return JobFailure("PodFailurePolicy", message)
     of_index = job.get("backoffLimitPerIndex")
     if action == "FailIndex" or of_index == 0:
         most = job.get("maxFailedIndexes")
@@ -136,7 +137,7 @@ def _failure(job: Json, exit_code: int, failed: int) -> JobFailure | None:
             )
         if int(job.get("completions") or 1) == 1:
             return JobFailure("FailedIndexes", "Job has failed indexes")
-    # Beside a limit for each index, none for all of them is the default.
+    # With a limit for each index, none for all of them is the default.
     limit = job.get("backoffLimit")
     if limit is None:
         limit = _DEFAULT_BACKOFF_LIMIT if of_index is None else failed + 1
@@ -178,13 +179,6 @@ _FAILED_JOB = {"Failed", "FailureTarget"}
 _FINISHED_JOB = {"Complete", "SuccessCriteriaMet", *_FAILED_JOB}
 
 
-# What the operator knows of a workload and its Jobs, and what it asks of each kind of workload. Pure.
-#
-# A workload is the object that a user creates to run a gang: a JobSet, or a Job by itself. The rest of the operator
-# uses the values here. Only the implementations of ``WorkloadType`` know the fields and labels of a
-# kind.
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkloadIdentity:
     """Which workload is meant.
@@ -214,7 +208,7 @@ class Workload(WorkloadIdentity):
         created_at: When it was created, in seconds since the epoch. 0 if the object does not say.
         failure_rules: What it does when one of its Jobs fails.
         created_with: Spec of the policy that it was created with, as JSON. Empty if it does not say.
-        in_place: Whether a pod that is made anew restarts all others in place.
+        in_place: Whether a pod that is made again restarts all others in place.
         suspended: Whether it makes no pods now.
         job_count: How many Jobs it makes.
     """
@@ -294,8 +288,8 @@ def created_with(meta: Mapping[str, Any]) -> str:
     Tenants may write there as much as they like, and it is kept for each workload. What is longer than any spec of the
     webhook does not count.
     """
-    said = text((meta.get("annotations") or {}).get(CREATED_WITH) or "")
-    return said if len(said) <= _LONGEST_CREATED_WITH else ""
+    annotation = text((meta.get("annotations") or {}).get(CREATED_WITH) or "")
+    return annotation if len(annotation) <= _LONGEST_CREATED_WITH else ""
 
 
 class WorkloadType(Protocol):
@@ -334,7 +328,7 @@ class WorkloadType(Protocol):
         """The workload to which a Job or pod with these labels belongs. None if it belongs to none of this kind."""
 
     def name_in(self, labels: Mapping[str, str]) -> str | None:
-        """The name of the workload that a pod's labels tell. None if it is of another kind."""
+        """The name of the workload that a pod's labels name. None if it is of another kind."""
 
     def may_have_made(self, workload_name: str, pod_name: str) -> bool:
         """Whether a pod of this name may belong to a workload of that name, by the way in which pods are named."""
@@ -374,13 +368,11 @@ def read_member_job(body: Mapping[str, Any], membership: Membership) -> Job:
 LONE_JOBS = Kind(JOBS.prefix, JOBS.plural, subset="alone")
 
 
-# A Job by itself (batch/v1), with completion mode Indexed, as a workload. Pure.
-#
-# A Job of a JobSet is no workload: its JobSet is. It is told apart by the label that JobSet sets.
-
-
 class JobType:
-    """See ``WorkloadType``."""
+    """A Job without a JobSet (batch/v1), with completion mode Indexed, as a workload.
+
+    A Job of a JobSet is no workload: its JobSet is. The label that JobSet sets distinguishes the two.
+    """
 
     name = "Job"
     kind = LONE_JOBS
@@ -432,11 +424,8 @@ JOBSETS = Kind("/apis/jobset.x-k8s.io/v1alpha2", "jobsets")
 _FINISHED = {"Completed", "Failed"}
 
 
-# JobSet (jobset.sigs.k8s.io, api/jobset/v1alpha2) as a workload. Pure.
-
-
 class JobSetType:
-    """See ``WorkloadType``."""
+    """JobSet (jobset.sigs.k8s.io, api/jobset/v1alpha2) as a workload."""
 
     name = "JobSet"
     kind = JOBSETS
@@ -521,24 +510,21 @@ REASON_DELETED = f"{_JOBSET.name}Deleted"
 REASON_FINISHED = f"{_JOBSET.name}Finished"
 
 
-# The kinds of workloads that this operator knows, and what follows from all of them together. Pure.
-
-
 def membership_of(labels: Mapping[str, str]) -> Membership:
     """The workload to which a Job or pod with these labels belongs, if there is one."""
-    found = (known.membership(labels) for known in TYPES)
-    return next((member for member in found if member is not None), Membership())
+    memberships = (workload_type.membership(labels) for workload_type in TYPES)
+    return next((member for member in memberships if member is not None), Membership())
 
 
 def place_in(labels: Mapping[str, str]) -> tuple[Kind, str]:
-    """The kind and the name of the workload that a pod's labels tell.
+    """The kind and the name of the workload that a pod's labels name.
 
     Raises:
-        KeyError: They tell none.
+        KeyError: They name none.
     """
-    for known in TYPES:
-        if (name := known.name_in(labels)) is not None:
-            return known.kind, name
+    for workload_type in TYPES:
+        if (name := workload_type.name_in(labels)) is not None:
+            return workload_type.kind, name
     raise KeyError(f"the pod's labels name no {ANY_NAME}")
 
 

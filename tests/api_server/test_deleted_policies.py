@@ -15,9 +15,8 @@ from aiohttp import web
 
 from gracepoint.wire.messages import Phase
 from gracepoint_operator.kube import objects
-from gracepoint_operator.server import Admission
 from gracepoint_operator.trust.certificates import Certificates
-from gracepoint_operator.webhooks import add_routes
+from gracepoint_operator.webhooks import Admission, add_routes
 from gracepoint_operator.webhooks.routes import PATH_JOBSETS, PATH_POLICIES, path_of
 from gracepoint_operator.workloads import CREATED_WITH, JOBSETS
 from tests.api_server.gang import Body, Gang, Replica, running, told, until
@@ -36,7 +35,9 @@ async def _with_webhooks(gang: Gang, replica: Replica, folder: Path) -> AsyncIte
     certificate.cert_chain_pems[0].write_to_path(str(folder / "tls.crt"))
     authority.cert_pem.write_to_path(str(folder / "ca.crt"))
     app = web.Application()
-    admission = Admission(gang.api, replica.core, Certificates(folder), "https://127.0.0.1:443")
+    admission = Admission(
+        gang.api, replica.core.cache, replica.core.evictions, Certificates(folder), "https://127.0.0.1:443"
+    )
     add_routes(app, admission, _TOKEN, lambda reason: None)
     runner = web.AppRunner(app)
     await runner.setup()

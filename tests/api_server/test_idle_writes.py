@@ -8,7 +8,7 @@ import time
 from gracepoint.wire.messages import Forecast, Spent
 from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.client import JsonObject
-from gracepoint_operator.recording.policy_writer import EVERY_S
+from gracepoint_operator.recording.connection_writer import EVERY_S
 from gracepoint_operator.recording.replica_lease import LABEL
 from tests.api_server.gang import Gang, Replica, running, until
 

@@ -18,10 +18,9 @@ from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.objects import parse_time
 from gracepoint_operator.metrics import Metrics
-from gracepoint_operator.server import Admission
 from gracepoint_operator.trust.certificates import Certificates
 from gracepoint_operator.watches.kopf_run import Watches
-from gracepoint_operator.webhooks import add_routes
+from gracepoint_operator.webhooks import Admission, add_routes
 from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, path_of
 from tests.api_server.gang import Replica, running, told, until
 from tests.api_server.karpenter import TERMINATION, KarpenterGang, karpenter
@@ -70,7 +69,9 @@ async def watching(gang: KarpenterGang, folder: Path) -> AsyncIterator[Replica]:
     async with running(gang) as replica:
         watches = Watches(replica.core, gang.api, Metrics(), replica="replica-a")
         app = web.Application()
-        admission = Admission(gang.api, replica.core, Certificates(folder), "https://127.0.0.1:443")
+        admission = Admission(
+            gang.api, replica.core.cache, replica.core.evictions, Certificates(folder), "https://127.0.0.1:443"
+        )
         add_routes(app, admission, _TOKEN, lambda reason: None)
         runner = web.AppRunner(app)
         await runner.setup()
@@ -200,7 +201,7 @@ async def test_drifted_node_stays_while_its_pods_are_protected(gang: KarpenterGa
     async with watching(gang, tmp_path) as replica:
         known = replica.core.cache.objects.pod_named(gang.name, gang.pod(0))
         assert known is not None
-        replica.core.writers.policies.goodput.hear(known, "s-0", Spent(now_s=2.0, joined_s=1.0))
+        replica.core.writers.policies.goodput.take_times(known, "s-0", Spent(now_s=2.0, joined_s=1.0))
 
         async def protected() -> bool:
             pods = [await gang.api.get(objects.PODS, gang.name, gang.pod(index)) for index in (0, 1)]
@@ -217,7 +218,7 @@ async def test_drifted_node_stays_while_its_pods_are_protected(gang: KarpenterGa
         await asyncio.sleep(15)  # it looks for nodes to disrupt every ten seconds
         assert not await gang.disrupted(0)
         assert not await gang.disrupted(1)
-        replica.core.writers.policies.goodput.hear(known, "s-0", Spent(now_s=9.0, joined_s=1.0, restored_s=9.0))
+        replica.core.writers.policies.goodput.take_times(known, "s-0", Spent(now_s=9.0, joined_s=1.0, restored_s=9.0))
 
         async def taken() -> bool:
             for claim in await gang.replacements():

@@ -45,10 +45,10 @@ async def test_pods_are_protected_until_a_checkpoint_is_young(gang: Gang) -> Non
     async with running(gang) as replica:
         pod = replica.core.cache.objects.pod_named(gang.name, gang.pod(0))
         assert pod is not None
-        replica.core.writers.policies.goodput.hear(pod, "s-0", Spent(now_s=2.0, joined_s=1.0))
+        replica.core.writers.policies.goodput.take_times(pod, "s-0", Spent(now_s=2.0, joined_s=1.0))
         await protected(gang, replica, True)
         assert (await annotations_of(gang, 0)).keys() == {*PROTECTING, SET_BY_US}
-        replica.core.writers.policies.goodput.hear(pod, "s-0", Spent(now_s=9.0, joined_s=1.0, restored_s=9.0))
+        replica.core.writers.policies.goodput.take_times(pod, "s-0", Spent(now_s=9.0, joined_s=1.0, restored_s=9.0))
         await protected(gang, replica, False)
         assert await annotations_of(gang, 0) == {}
         await protected(gang, replica, True)  # three seconds later

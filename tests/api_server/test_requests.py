@@ -7,8 +7,8 @@ from typing import cast
 
 from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import JsonObject
-from gracepoint_operator.server import Admission
 from gracepoint_operator.trust.certificates import Certificates
+from gracepoint_operator.webhooks import Admission
 from tests.api_server.gang import Gang, Replica, running, until
 
 _MANY = 600
@@ -29,7 +29,8 @@ async def create(gang: Gang, numbers: range) -> None:
 
 
 def admission(replica: Replica, limit: int) -> Admission:
-    return Admission(replica.api, replica.core, cast(Certificates, None), "https://o:443", limit)
+    core = replica.core
+    return Admission(replica.api, core.cache, core.evictions, cast(Certificates, None), "https://o:443", limit)
 
 
 async def test_the_request_beyond_the_limit_is_refused_with_the_numbers(gang: Gang) -> None:

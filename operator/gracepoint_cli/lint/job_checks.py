@@ -28,19 +28,17 @@ _JOB = {"completionMode": "NonIndexed"}
 _POD = {"restartPolicy": "Always", "terminationGracePeriodSeconds": 30}
 
 
-# What the API server fills into a Job before it calls webhooks, where that changes what they do. Pure.
-#
-# A Job that is read from the cluster has these values. A Job of a file does not. The values of a JobSet's Jobs are
-# filled in after the webhooks, so they do not count.
-
-
 def is_stored(workload: Json) -> bool:
     """Returns whether the object was read from the API server."""
     return "uid" in (workload.get("metadata") or {})
 
 
 def filled_in(workload: Json) -> Json:
-    """Returns the workload as the API server hands it to webhooks."""
+    """Returns the workload as the API server passes it to webhooks, where its defaults change what they do.
+
+    A Job that is read from the cluster has these values. A Job of a file does not. The values of a JobSet's Jobs are
+    filled in after the webhooks, so they do not count.
+    """
     if not is_job(workload) or is_stored(workload):
         return workload
     copy_of_workload = copy.deepcopy(workload)
@@ -65,11 +63,8 @@ def default_findings(workload: Json) -> Iterator[Finding]:
         )
 
 
-# What a preemption would do to a JobSet or a Job, in sentences. Pure.
-
-
 def effects(injected: Json, policy: CheckpointPolicy) -> list[str]:
-    """Returns the sentences.
+    """Returns what a preemption would do to a JobSet or a Job, in sentences.
 
     Args:
         injected: The workload with everything that the operator fills in.

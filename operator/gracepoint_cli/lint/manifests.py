@@ -121,13 +121,6 @@ _KEYS = {
 }
 
 
-# The JobSet that the Kubeflow Trainer makes of a TrainJob and its runtime. Pure.
-#
-# It follows pkg/runtime of github.com/kubeflow/trainer: labels and annotations of the runtime's template and of the
-# TrainJob, the number of nodes, what ``spec.trainer`` sets in the container ``node``, and overrides of pods. What the
-# Trainer adds for launchers of other frameworks is left out, because no check depends on it.
-
-
 def runtime_of(trainjob: Json) -> tuple[str, str]:
     """Returns kind and name of the runtime that a TrainJob names."""
     reference = (trainjob.get("spec") or {}).get("runtimeRef") or {}
@@ -147,7 +140,11 @@ class NotMade(Exception):
 
 
 def jobset_of(trainjob: Json, runtime: Json | None) -> Json:
-    """Returns the JobSet that the Trainer makes.
+    """Returns the JobSet that the Kubeflow Trainer makes of a TrainJob and its runtime.
+
+    It follows pkg/runtime of github.com/kubeflow/trainer: labels and annotations of the runtime's template and of the
+    TrainJob, the number of nodes, what ``spec.trainer`` sets in the container ``node``, and overrides of pods. What the
+    Trainer adds for launchers of other frameworks is left out, because no check depends on it.
 
     Args:
         trainjob: The TrainJob, as its user writes it.

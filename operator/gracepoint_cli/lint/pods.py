@@ -15,8 +15,6 @@ from gracepoint_operator.kube.objects import Taint, Toleration
 from gracepoint_operator.signals import BUILT_IN, GKE_SPOT_GRACE_S
 from gracepoint_operator.webhooks.training_jobs import TrainingJob
 
-# What a finding is. Pure data.
-
 
 class Severity(StrEnum):
     """How bad a finding is."""
@@ -256,30 +254,27 @@ _TINI_GROUP = "TINI_KILL_PROCESS_GROUP"
 _PIPE = re.compile(r"(?<![|>])\|(?![|&])")
 
 
-# What becomes of SIGTERM and of the exit code between the kubelet and the training process. Pure.
-#
-# The kubelet sends SIGTERM to the container's first process alone. The library must get it there, and its exit code
-# must be that of the container. Processes that load data must live until the save is done.
-
-
 def process_findings(container: Json, path: str) -> Iterator[Finding]:
-    """Checks the command of a training container.
+    """Checks what the command of a training container does with SIGTERM and with the exit code.
+
+    The kubelet sends SIGTERM to the container's first process alone. The library must get it there, and its exit code
+    must be that of the container. Processes that load data must live until the save is done.
 
     Args:
         container: The container.
         path: Where it is in the object.
     """
-    words = [str(argument) for argument in (*(container.get("command") or ()), *(container.get("args") or ()))]
+    arguments = [str(item) for item in (*(container.get("command") or ()), *(container.get("args") or ()))]
     yield from _stop_signal(container, path)
-    if not words:
+    if not arguments:
         return
     variables = {str(v.get("name")): str(v.get("value") or "") for v in container.get("env") or ()}
-    rest, group = _without_init(words, variables)
+    rest, group = _without_init(arguments, variables)
     script = _script(rest)
     if script is not None and not group:
         for command in re.findall(r"\bexec\s+(.+)", script):
             group = group or _without_init(command.split(), variables)[1]
-    if not group and (match := _KILLS_GROUP.search(" ".join(words))):
+    if not group and (match := _KILLS_GROUP.search(" ".join(arguments))):
         group = repr(match[0])
     if group:
         yield Finding(
@@ -304,7 +299,7 @@ def process_findings(container: Json, path: str) -> Iterator[Finding]:
             "must "
             "be `exec python ...`",
         )
-    if workers := _WORKERS.search(" ".join(words)):
+    if workers := _WORKERS.search(" ".join(arguments)):
         yield Finding(
             Severity.INFO,
             "data-workers",

@@ -89,9 +89,9 @@ class Timeline:
         times = [0.0, *(span.start_s for span in self.spans), *(span.end_s for span in self.spans)]
         times += [moment.at_s for moment in self.moments]
         times += [] if self.deadline_s is None else [self.deadline_s]
-        first, last = min(times), max(times)
-        padding = max(last - first, 0.1) * 0.03
-        return first - padding, last + padding
+        begin_s, end_s = min(times), max(times)
+        padding = max(end_s - begin_s, 0.1) * 0.03
+        return begin_s - padding, end_s + padding
 
     @property
     def events(self) -> list[TimelineMoment]:
@@ -144,7 +144,7 @@ Json = Mapping[str, Any]
 OPERATOR = "operator"
 #: All processes together: a stage is reached when the last of them has reached it.
 GANG = "all processes"
-#: How often a Job by itself has replaced the pod of an index: annotations of the pod.
+#: How often a Job without a JobSet has replaced the pod of an index: annotations of the pod.
 _REPLACED = ("batch.kubernetes.io/job-index-failure-count", "batch.kubernetes.io/job-index-ignored-failure-count")
 #: More lanes are not drawn one by one.
 _PODS = 16
@@ -168,9 +168,6 @@ _UNTIL = {
 }
 
 
-# The timeline of a Preemption, from the objects of the API. Pure.
-
-
 def timeline_of(preemption: Json, pods: Iterable[Json] = ()) -> Timeline:
     """Returns the timeline of a Preemption.
 
@@ -192,8 +189,8 @@ def timeline_of(preemption: Json, pods: Iterable[Json] = ()) -> Timeline:
     if "noticeSent" in at:
         moments.append(TimelineMoment(OPERATOR, at["noticeSent"], "notice sent"))
     if "firstAck" in at and "lastAck" in at:
-        first, last = at["firstAck"], max(at["firstAck"], at["lastAck"])
-        spans.append(Span(OPERATOR, first, last, SpanKind.NOTICE, "acknowledgements arrive"))
+        first_s, last_s = at["firstAck"], max(at["firstAck"], at["lastAck"])
+        spans.append(Span(OPERATOR, first_s, last_s, SpanKind.NOTICE, "acknowledgements arrive"))
     observed_at = time_of(spec["observedAt"])
     lanes, pod_spans = _pod_lanes(pods, observed_at)
     deadline = time_of(spec["deadline"]) if spec.get("deadline") else None

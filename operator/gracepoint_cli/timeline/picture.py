@@ -149,14 +149,14 @@ def _bars(spans: Sequence[Span], lanes: Sequence[str], x: Chart, field: str) -> 
 
 
 def _lanes(timeline: Timeline) -> Chart:
-    first, last = timeline.bounds
-    scale = {"domain": [round(first, 3), round(last, 3)], "nice": False}
+    begin_s, end_s = timeline.bounds
+    scale = {"domain": [round(begin_s, 3), round(end_s, 3)], "nice": False}
     x = {"field": "start", "type": "quantitative", "title": "seconds since the signal", "scale": scale}
     layers = [_bars(timeline.spans, timeline.lanes, x, "lane")]
     if timeline.deadline_s is not None:
         at = {"x": {"datum": round(timeline.deadline_s, 3), "type": "quantitative"}}
         rule = {"type": "rule", "color": _DEADLINE, "strokeWidth": 2, "strokeDash": [6, 3]}
-        late = timeline.deadline_s > (first + last) / 2
+        late = timeline.deadline_s > (begin_s + end_s) / 2
         label = {"type": "text", "text": "deadline", "color": _DEADLINE, "y": -7, "fontSize": 12, "fontWeight": 600}
         label |= {"align": "right" if late else "left", "dx": 4 if late else -4}
         layers += [{"data": {"values": [{}]}, "mark": mark, "encoding": at} for mark in (rule, label)]
@@ -165,14 +165,14 @@ def _lanes(timeline: Timeline) -> Chart:
 
 
 def _moments(timeline: Timeline) -> list[Chart]:
-    first, last = timeline.bounds
+    begin_s, end_s = timeline.bounds
     values = [
         {
             "lane": moment.lane,
             "at": round(moment.at_s, 4),
             "text": moment.text,
             "short": _shortened(moment.text),
-            "left": moment.at_s > (first + last) / 2,
+            "left": moment.at_s > (begin_s + end_s) / 2,
             # Two texts of a lane share its width.
             "room": 0.75 if [other.lane for other in timeline.moments].count(moment.lane) == 1 else 0.36,
         }
@@ -283,13 +283,8 @@ def _shortened(text: str) -> str:
 _FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', Arial, sans-serif"
 
 
-# A timeline as a page with everything in it: the charts, what their colours mean, and all events as a table.
-#
-# The page makes each chart as wide as the window. Pure, but for the renderer.
-
-
 def page(timeline: Timeline) -> str:
-    """Returns a page that loads nothing else, as wide as its window."""
+    """Returns a page with the charts, what their colours mean, and all events as a table. It loads nothing else."""
     import vl_convert
 
     charts = charts_of(timeline)

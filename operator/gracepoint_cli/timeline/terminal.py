@@ -49,10 +49,10 @@ def lines(timeline: Timeline, width: int, *, colours: bool) -> list[Text]:
     names = {lane: _shortened(one_line(lane), max(width // 3, _NARROWEST)) for lane in timeline.lanes}
     labels = max(map(len, names.values()), default=0)
     columns = max(width - labels - 3, _NARROWEST)
-    first, last = timeline.bounds
+    begin_s, end_s = timeline.bounds
 
     def column(seconds: float) -> int:
-        return min(int((seconds - first) / (last - first) * columns), columns - 1)
+        return min(int((seconds - begin_s) / (end_s - begin_s) * columns), columns - 1)
 
     texts = [Text(one_line(timeline.title), style="bold"), Text(one_line("; ".join(timeline.facts))), Text()]
     deadline = None if timeline.deadline_s is None else column(timeline.deadline_s)
@@ -72,7 +72,7 @@ def lines(timeline: Timeline, width: int, *, colours: bool) -> list[Text]:
         for sign, style in cells:
             line.append(sign, style=style)
         texts.append(line)
-    texts.append(Text(" " * (labels + 2) + _scale(first, last, columns), style="bright_black"))
+    texts.append(Text(" " * (labels + 2) + _scale(begin_s, end_s, columns), style="bright_black"))
     texts.append(_legend(timeline, colours=colours))
     texts.append(Text())
     texts += [
@@ -82,8 +82,8 @@ def lines(timeline: Timeline, width: int, *, colours: bool) -> list[Text]:
     return texts
 
 
-def _scale(first: float, last: float, columns: int) -> str:
-    begin_label, right = f"{first:.1f} s", f"{last:.1f} s"
+def _scale(begin_s: float, end_s: float, columns: int) -> str:
+    begin_label, right = f"{begin_s:.1f} s", f"{end_s:.1f} s"
     return begin_label + right.rjust(columns - len(begin_label))
 
 

@@ -8,7 +8,7 @@
 * ``FirstSeen``: when this replica first saw something for which the API gives no time, or no exact one. For an object
   from a watch, that is now, by this replica's clock. An object from a list (at start, or after a watch lost its place)
   may have changed earlier. Then the time from the API is taken, or the time at which another replica saw it, if that is
-  earlier (``recording.pod_writer``).
+  earlier (``recording.first_seen_writer``).
 * ``ResourceVersions``: the known version of each object.
 
 Only ``ClusterCache`` changes the indexes, and the other modules of ``cache`` read them. ``recording`` also uses

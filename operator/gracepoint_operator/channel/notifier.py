@@ -29,7 +29,7 @@ from gracepoint_operator.logs import about, decided
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption_record import PreemptionRecord
-from gracepoint_operator.recording.garbage_collector import AcknowledgementLog
+from gracepoint_operator.recording.acknowledgement_log import AcknowledgementLog
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
 from gracepoint_operator.signals import Signal
 
@@ -110,7 +110,7 @@ class Notifier:
             preemption: The preemption.
             subscribers: Whom to notify. None: every subscriber of its workload.
         """
-        if not preemption_status.is_told(preemption):
+        if not preemption_status.is_announced(preemption):
             return
         whole = (
             self._subscribers.of_workload(preemption.spec.workload.uid) if subscribers is None else list(subscribers)
@@ -171,7 +171,7 @@ class Notifier:
         self._preemption_writer.touch(preemption, urgent=before is None or is_end, after_s=after_s)
 
     def _record_notice(self, pod: Pod, preemption: PreemptionRecord, at: float) -> None:
-        if self._acknowledgements.told(preemption.key, pod, at):
+        if self._acknowledgements.notified(preemption.key, pod, at):
             self._metrics.signal_to_notice_s.observe(max(at - preemption.spec.observed_at.timestamp(), 0.0))
         self._preemption_writer.touch(self._cache.preemptions.records.get(preemption.key, preemption))
 

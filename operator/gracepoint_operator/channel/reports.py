@@ -94,7 +94,7 @@ class ReportHandler:
             UnknownPreemption: It names a preemption that does not exist.
         """
         if not isinstance(message, Acknowledgement | Stall | Trouble):
-            self._writers.policies.goodput.hear(pod, message.session, message.spent)
+            self._writers.policies.goodput.take_times(pod, message.session, message.spent)
         match message:
             case Acknowledgement():
                 self._acknowledged(pod, await self._find(pod, message.preemption))
@@ -113,12 +113,12 @@ class ReportHandler:
 
     def subscribed(self, pod: Pod, hello: Subscription) -> None:
         """A process of a running pod has connected."""
-        self._writers.policies.goodput.hear(pod, hello.session, hello.spent)
+        self._writers.policies.goodput.take_times(pod, hello.session, hello.spent)
         self._writers.policies.goodput.stalled(pod, hello.stalled_s)
 
     def _acknowledged(self, pod: Pod, preemption: PreemptionRecord) -> None:
         now = self._clock()
-        notified_at = self._writers.acknowledgements.told_at(preemption.key, pod.uid)
+        notified_at = self._writers.acknowledgements.notified_at(preemption.key, pod.uid)
         if self._writers.acknowledgements.acknowledged(preemption.key, pod, now) and notified_at is not None:
             self._metrics.notice_to_ack_s.observe(max(now - notified_at, 0.0))
         self._writers.preemptions.touch(preemption)
@@ -132,7 +132,7 @@ class ReportHandler:
                 return
             preemption = placed
         now = self._clock()
-        notified_at = self._writers.acknowledgements.told_at(preemption.key, pod.uid)
+        notified_at = self._writers.acknowledgements.notified_at(preemption.key, pod.uid)
         if notified_at is not None:
             notice_s = notified_at - preemption.spec.observed_at.timestamp()
         else:  # the other replica notified the pod, or nobody did
@@ -152,7 +152,7 @@ class ReportHandler:
     def _stalled(self, pod: Pod, message: Stall) -> None:
         stalled = self._writers.stalls.take(pod, message)
         for preemption in self._cache.preemptions.of_workload(pod.workload_uid, pod.namespace):
-            status = preemption_status.of_preemption(preemption.status, stalled, message.stage, self._clock())
+            status = preemption_status.with_stalls(preemption.status, stalled, message.stage, self._clock())
             if preemption.includes(pod) and status != preemption.status:
                 self._notifier.store_and_notify(dataclasses.replace(preemption, status=status))
 
@@ -161,7 +161,7 @@ class ReportHandler:
         if not message.training:  # a gang that has just started
             self._writers.troubles.resumed(message.workload_uid)
         if (saved_for := message.saved_for) is not None:
-            self._writers.policies.goodput.hear(pod, saved_for.session, saved_for.spent, of_former=True)
+            self._writers.policies.goodput.take_times(pod, saved_for.session, saved_for.spent, of_former=True)
         now = self._clock()
         # The gang may already be disrupted again, in another preemption.
         before = [
@@ -197,7 +197,7 @@ class ReportHandler:
                 return existing  # made meanwhile, by another report
             if gang is None or self._preemption_about(pod) is not None:
                 raise
-            preemption = self._new_preemption(gang, pod, report, signals.TOLD_BEFORE)
+            preemption = self._new_preemption(gang, pod, report, signals.REPORTED_BEFORE)
             if preemption is None or preemption.name != report.preemption:
                 raise
             logger.warning(
@@ -246,7 +246,7 @@ class ReportHandler:
         gang = await self._refreshed_gang(pod)
         if (existing := self._preemption_about(pod)) is not None:  # made meanwhile: by another report, or for a signal
             return existing
-        preemption = None if gang is None else self._new_preemption(gang, pod, report, signals.TOLD_BY_GANG)
+        preemption = None if gang is None else self._new_preemption(gang, pod, report, signals.REPORTED_BY_GANG)
         if gang is None or preemption is None or gang.is_ordinary_life(pod):
             logger.info(
                 "a gang ends without a disruption", extra=seldom(report.phase, pod=pod.name, phase=report.phase)
@@ -270,7 +270,7 @@ class ReportHandler:
         # The stages of a report count from the notice. Nothing else is known of the notice.
         notified_at = self._clock() - max((timing.max_s for timing in report.stages.values()), default=0.0)
         notified_at = max(notified_at, pod.created_at)
-        signal = signals.told_by_gang(pod, report.cause, text)
+        signal = signals.reported_by_gang(pod, report.cause, text)
         timed = [Timed(signal, notified_at)]
         spec = effective_signals.begun(gang.workload, gang.policy, gang.preemptions, gang.pods, timed, self._clock())
         name = preemption_name(gang.workload.name, gang.workload.uid, spec.epoch)

@@ -131,8 +131,8 @@ def decide(
     else:
         timed = counting(gang, policy, now, drills=False)
         started = _started(gang, timed if latest is None else _unanswered([latest], timed), now, holds_back)
-    under_way = latest is not None and not latest.phase.ended
-    decisions += _rehearsed(gang, now, quiet=not (started or under_way), disrupted=_begins(started) or under_way)
+    in_progress = latest is not None and not latest.phase.ended
+    decisions += _rehearsed(gang, now, quiet=not (started or in_progress), disrupted=_begins(started) or in_progress)
     for preemption in gang.preemptions:
         if not (preemption.phase.ended or preemption is latest or preemption.is_rehearsal) and is_late(preemption, now):
             decisions.append(_expired(preemption))
@@ -162,8 +162,8 @@ def _rehearsed(gang: GangSnapshot, now: float, *, quiet: bool, disrupted: bool) 
     Args:
         gang: Everything that is known of the workload.
         now: Seconds since the epoch.
-        quiet: Whether no other preemption is under way or about to begin.
-        disrupted: Whether another preemption is under way, or begins now.
+        quiet: Whether no other preemption is in progress or about to begin.
+        disrupted: Whether another preemption is in progress, or begins now.
     """
     current = next(
         (preemption for preemption in gang.preemptions if preemption.is_rehearsal and not preemption.phase.ended), None
@@ -317,18 +317,15 @@ def _milestones(gang: GangSnapshot, latest: PreemptionRecord) -> list[Decision]:
 _AFTER_S = 0.001
 
 
-# When time alone may change what is decided about a workload. Pure.
-#
-# A decision follows from the objects and the time (``decide``). A change of an object is an event. These changes come
-# without an event:
-#
-# * a preemption under way expires some time after its deadline;
-# * a signal that is too far ahead comes nearer than the horizon;
-# * the exit breaker closes again, so that a gang which only saves may be asked to exit.
-
-
 def next_decision_at(gang: GangSnapshot, now: float) -> float | None:
     """Returns when to decide again without an event, in seconds since the epoch. None: not before an event.
+
+    A decision follows from the objects and the time (``decide``). A change of an object is an event. Time alone brings
+    these changes:
+
+    * a preemption in progress expires some time after its deadline;
+    * a signal that is too far ahead comes nearer than the horizon;
+    * the exit breaker closes again, so that a gang which only saves may be asked to exit.
 
     Args:
         gang: What the last decisions were based on.
@@ -338,14 +335,14 @@ def next_decision_at(gang: GangSnapshot, now: float) -> float | None:
 
 
 def _times(gang: GangSnapshot) -> Iterator[float]:
-    under_way = [preemption for preemption in gang.preemptions if not preemption.phase.ended]
-    for preemption in under_way:
+    in_progress = [preemption for preemption in gang.preemptions if not preemption.phase.ended]
+    for preemption in in_progress:
         yield preemption.spec.deadline.timestamp() + EXPIRE_AFTER_S
     for pod in gang.pods:
         marks = gang.marks.get(pod.uid, ())
         for signal in signals.of_pod(pod, marks) if marks else ():
             yield signal.near_at(gang.since[signal.mark])
-    if gang.policy is not None and any(not preemption.asks_to_leave for preemption in under_way):
+    if gang.policy is not None and any(not preemption.asks_to_leave for preemption in in_progress):
         for preemption in gang.preemptions:
             if (ended_at := preemption.ended_at) is not None:
                 yield ended_at + gang.policy.spec.exit_breaker.within_seconds
@@ -355,30 +352,28 @@ WINDOW_S = 60.0
 DEFAULT_LIKELY_GANGS_PER_MINUTE = 10
 
 
-# Limits how many gangs per minute get a notice for signals that are not sure. Pure.
-#
-# For example, a network partition makes many nodes unreachable at once, and most of them come back. Without a limit
-# every gang in the cluster would save and exit.
-#
-# All replicas see the records, but with a delay. Without a further rule, each of two replicas could use the whole limit
-# at the same moment for different gangs. So each replica has a share of the limit, against which only the records count
-# that it created or is about to create. Each record is created by one replica, so all replicas together stay within the
-# limit.
-
-
 def holds_back(
     spec: PreemptionSpec,
     preemptions: Iterable[PreemptionRecord],
-    own: Container[tuple[str, str]],
+    created_here: Container[tuple[str, str]],
     limit: int,
     replicas: int,
 ) -> bool:
     """Returns True if a preemption must wait because the limit was reached within the last ``WINDOW_S`` seconds.
 
+    It limits how many gangs per minute get a notice for signals that are not sure. For example, a network partition
+    makes many nodes unreachable at once, and most of them come back. Without a limit every gang in the cluster would
+    save and exit.
+
+    All replicas see the records, but with a delay. Without a further rule, each of two replicas could use the whole
+    limit at the same moment for different gangs. So each replica has a share of the limit, against which only the
+    records count that it created or is about to create. Each record is created by one replica, so all replicas together
+    stay within the limit.
+
     Args:
         spec: Spec of the preemption that would begin.
         preemptions: The preemptions that were created within that time, or are not created yet.
-        own: Namespaces and names of the records that this replica created.
+        created_here: Namespaces and names of the records that this replica created.
         limit: Number of gangs a minute, for all replicas together.
         replicas: Number of replicas. Each may begin at least one preemption, even if ``limit`` is smaller.
     """
@@ -388,9 +383,11 @@ def holds_back(
 
     if not counts(spec):
         return False
-    told = [preemption for preemption in preemptions if counts(preemption.spec)]
-    ours = [preemption for preemption in told if preemption.created_at is None or preemption.key in own]
-    return _gangs(told) >= limit or _gangs(ours) >= max(1, limit // replicas)
+    counted = [preemption for preemption in preemptions if counts(preemption.spec)]
+    own_counted = [
+        preemption for preemption in counted if preemption.created_at is None or preemption.key in created_here
+    ]
+    return _gangs(counted) >= limit or _gangs(own_counted) >= max(1, limit // replicas)
 
 
 def _gangs(preemptions: Iterable[PreemptionRecord]) -> int:

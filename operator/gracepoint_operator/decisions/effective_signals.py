@@ -5,7 +5,7 @@ The rules:
 * **Which pods**: live pods of the workload's current attempt that carry the policy's label, whose Job and workload are
   neither finished nor deleted, while no pod of the gang has ended. A gang in which a process has ended cannot agree on
   anything any more: what follows is its own clean-up. A pod that does not train counts if its end would end or restart
-  the workload as a whole (``GangSnapshot.members``): then the processes are told, and leave before it.
+  the workload as a whole (``GangSnapshot.members``): then the processes are notified, and leave before it.
 * **Which signals**: kinds that the policy names and that are more certain than a hint. A signal on another object than
   the pod, such as its node, does not count if it existed when the pod was bound: the scheduler chose that node all the
   same, and would again. A signal further ahead than ``signals.HORIZON_S`` does not count, unless it is a request. A
@@ -61,7 +61,7 @@ class Timed:
         return self.signal.deadline_at(self.since_at)
 
     @property
-    def is_told(self) -> bool:
+    def names_deadline(self) -> bool:
         """True if the object names the time of the deadline; False if the deadline is assumed."""
         return self.signal.until_at == self.deadline_at
 
@@ -104,18 +104,18 @@ def relevant(
     gang: GangSnapshot, pod: Pod, policy: PolicyInForce, now: float, *, drills: bool
 ) -> Iterator[tuple[Signal, RequestRecord | None]]:
     """Yields the signals for a pod under a policy, including older ones, each with its request if it is one."""
-    found: list[tuple[Signal, RequestRecord | None]] = []
+    candidates: list[tuple[Signal, RequestRecord | None]] = []
     if not pod.finished:
-        for asked in gang.requests:
-            mine = asked.is_signal(gang.preemptions) and asked.is_for(gang.workload_uid)
-            if mine and asked.is_drill(policy.mode) is drills:
-                found.append((asked.signal(pod), asked))
+        for open_request in gang.requests:
+            is_relevant = open_request.is_signal(gang.preemptions) and open_request.is_for(gang.workload_uid)
+            if is_relevant and open_request.is_drill(policy.mode) is drills:
+                candidates.append((open_request.signal(pod), open_request))
     if not drills:
-        found += [(signal, None) for signal in signals.of_pod(pod, gang.marks.get(pod.uid, ()))]
+        candidates += [(signal, None) for signal in signals.of_pod(pod, gang.marks.get(pod.uid, ()))]
         if (since_at := gang.since.get(evictions.mark(pod.uid))) is not None and not pod.finished:
             attempt = evictions.signal(pod, policy, gang.preemptions, since_at)
-            found.append((dataclasses.replace(attempt, cause=_announced_cause(gang, pod)), None))
-    for signal, request in found:
+            candidates.append((dataclasses.replace(attempt, cause=_announced_cause(gang, pod)), None))
+    for signal, request in candidates:
         far = request is None and signal.is_far(gang.since[signal.mark], now)
         if policy.counts(signal.kind) and signal.confidence is not Confidence.HINT and not far:
             yield signal, request
@@ -140,7 +140,7 @@ def believed(gang: GangSnapshot, timed: Iterable[Timed]) -> list[Timed]:
 
 
 def cause(timed: Sequence[Timed]) -> str:
-    """Returns the cause that signals tell together: that of the earliest one which does not follow from another one.
+    """Returns the cause of several signals together: that of the earliest one which does not follow from another one.
 
     What takes a node away evicts its pods, often within milliseconds, and the evictions have the nearer deadline.
     """
@@ -159,7 +159,7 @@ def root_causes(timed: Sequence[Timed]) -> list[Timed]:
     """Returns the signals without those that follow from another one of them.
 
     A suspended workload deletes its pods, and Kueue suspends a workload that it evicts. Several watches bring these, in
-    any order. What began it tells the cause.
+    any order. What began it gives the cause.
     """
     suspended = [item for item in timed if item.signal.kind is SignalKind.SUSPENSION]
     if not suspended:
@@ -197,9 +197,6 @@ DEADLINE_TOLERANCE_S = SAME_REVISION / 1000
 _END_OF_DATES = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC).timestamp()
 #: As many as the resource's schema allows.
 _NODES_LIMIT, _PODS_LIMIT, _REQUESTS_LIMIT = 1024, 4096, 64
-
-
-# The spec of a Preemption, from the signals that it is about. Pure.
 
 
 def begun(
@@ -279,8 +276,8 @@ def moved(current: PreemptionRecord, timed: Sequence[Timed]) -> PreemptionSpec |
     by_s = first.deadline_at - spec.deadline.timestamp()
     postponed = (
         by_s > DEADLINE_TOLERANCE_S
-        and first.is_told
-        and (spec.cancelable or _is_told_by_now(spec.signal, timed))
+        and first.names_deadline
+        and (spec.cancelable or _is_named_now(spec.signal, timed))
         and current.phase.rank < Phase.FROZEN.rank
     )
     if not (by_s < -DEADLINE_TOLERANCE_S or postponed):
@@ -290,16 +287,16 @@ def moved(current: PreemptionRecord, timed: Sequence[Timed]) -> PreemptionSpec |
     about["nodes"] = sorted({*spec.nodes, *about["nodes"]})[:_NODES_LIMIT]
     about["pods"] = sorted({*spec.pods, *about["pods"]})[:_PODS_LIMIT]
     about["eviction_attempted_at"] = spec.eviction_attempted_at or about["eviction_attempted_at"]
-    known = {reference.uid: reference for reference in (*about["requests"], *spec.requests)}
-    about["requests"] = sorted(known.values(), key=lambda reference: reference.uid)[:_REQUESTS_LIMIT]
+    references = {reference.uid: reference for reference in (*about["requests"], *spec.requests)}
+    about["requests"] = sorted(references.values(), key=lambda reference: reference.uid)[:_REQUESTS_LIMIT]
     changed = any(getattr(spec, field) != value for field, value in about.items())
     return spec.model_copy(update={**about, "moves": spec.moves + 1}) if changed else None
 
 
-def _is_told_by_now(text: str, timed: Sequence[Timed]) -> bool:
+def _is_named_now(text: str, timed: Sequence[Timed]) -> bool:
     """True if the signal with this text, which set the deadline, still exists and names a time."""
     of_it = [item for item in timed if item.signal.text == text]
-    return bool(of_it) and all(item.is_told for item in of_it)
+    return bool(of_it) and all(item.names_deadline for item in of_it)
 
 
 def _about(timed: Sequence[Timed]) -> dict[str, Any]:
@@ -336,8 +333,8 @@ def _is_to_leave(
 def _leaves_too_often(policy: PolicyInForce, preemptions: Sequence[PreemptionRecord], now: float) -> bool:
     """True if the gang has saved and exited too often recently (exitBreaker of the policy)."""
     breaker = policy.exit_breaker
-    left = [preemption for preemption in preemptions if preemption.leaves and preemption.phase is not Phase.FAILED]
-    recent = sum(now - (preemption.ended_at or 0.0) <= breaker.within_seconds for preemption in left)
+    exits = [preemption for preemption in preemptions if preemption.leaves and preemption.phase is not Phase.FAILED]
+    recent = sum(now - (preemption.ended_at or 0.0) <= breaker.within_seconds for preemption in exits)
     return 0 < breaker.saved_exits <= recent
 
 

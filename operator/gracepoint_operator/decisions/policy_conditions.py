@@ -84,11 +84,11 @@ def readiness(
             "; found spec.sidecars.endWithTraining, but the operator may not delete pods, so a sidecar that does not "
             "end keeps a gang on its nodes; install the chart with podDeletion.enabled=true, or remove the field"
         )
-    hold, ours = policy.spec.eviction_hold, applied.spec.eviction_hold
-    if hold.enabled and not ours.enabled:
+    hold, applied_hold = policy.spec.eviction_hold, applied.spec.eviction_hold
+    if hold.enabled and not applied_hold.enabled:
         reason = "HoldsOff"
         message += f"; no eviction is held now ({hold_limit.set_by} is 0)"
-    elif hold.enabled and ours.bound_seconds < hold.bound_seconds:
+    elif hold.enabled and applied_hold.bound_seconds < hold.bound_seconds:
         reason = "HoldShortened"
         message += (
             f"; found spec.evictionHold.boundSeconds {hold.bound_seconds}, but evictions are held for "
@@ -103,11 +103,11 @@ def readiness(
     return _condition(CONDITION_READY, ConditionStatus.TRUE, reason, message, policy, now)
 
 
-def unreadable(generation: int, why: str, now: float) -> Condition:
+def unreadable(generation: int, problem: str, now: float) -> Condition:
     """Returns the condition Ready of a policy that cannot be read."""
     message = (
         "the policy cannot be read: gangs are told by the version that could be read last, if there was one, and new "
-        f"{ANY_PLURAL} that name it are refused. Correct it: {why}"
+        f"{ANY_PLURAL} that name it are refused. Correct it: {problem}"
     )
     return Condition(
         type=CONDITION_READY,
@@ -119,13 +119,13 @@ def unreadable(generation: int, why: str, now: float) -> Condition:
     )
 
 
-def stalled(generation: int, why: str | None, now: float) -> Condition:
-    """Returns the condition Stalled: True with the reason ``why`` if the policy cannot be read, else False."""
+def stalled(generation: int, problem: str | None, now: float) -> Condition:
+    """Returns the condition Stalled: True with the reason ``problem`` if the policy cannot be read, else False."""
     return Condition(
         type=CONDITION_STALLED,
-        status=ConditionStatus.FALSE if why is None else ConditionStatus.TRUE,
-        reason="Readable" if why is None else "Unreadable",
-        message="" if why is None else why[:4096],
+        status=ConditionStatus.FALSE if problem is None else ConditionStatus.TRUE,
+        reason="Readable" if problem is None else "Unreadable",
+        message="" if problem is None else problem[:4096],
         last_transition_time=_time(now).replace(microsecond=0),
         observed_generation=generation,
     )
@@ -185,14 +185,14 @@ def recording(
 
 
 def newest_forecasts(
-    ours: Iterable[WorkloadForecast], theirs: Iterable[WorkloadForecast], workload_uids: Set[str]
+    local: Iterable[WorkloadForecast], stored: Iterable[WorkloadForecast], workload_uids: Set[str]
 ) -> list[WorkloadForecast]:
-    """Merges the forecasts that two replicas were told, so that both report the same.
+    """Merges the forecasts that two replicas received, so that both report the same.
 
     Returns the newest forecast of each workload that exists.
     """
     newest: dict[str, WorkloadForecast] = {}
-    for item in sorted((*theirs, *ours), key=lambda item: item.time):
+    for item in sorted((*stored, *local), key=lambda item: item.time):
         if item.uid in workload_uids:
             newest[item.uid] = item
     kept = sorted(newest.values(), key=lambda item: item.time)[-_FORECASTS:]
@@ -213,14 +213,14 @@ def fit(policy: CheckpointPolicy, worst: tuple[WorkloadForecast, float] | None, 
         return _condition(CONDITION_FITS_GRACE, ConditionStatus.UNKNOWN, "NoForecast", message, policy, now)
     forecast, grace_s = worst
     need_s = forecast.needed_s
-    said = (
+    message = (
         f"{forecast.kind} {forecast.name}: {need_s:.1f} s needed (drain {forecast.drain_seconds:.1f} s + save "
         f"{forecast.save_seconds:.1f} s, times the margin {forecast.margin:g}), {grace_s:.0f} s granted"
     )
     if need_s <= grace_s:
-        return _condition(CONDITION_FITS_GRACE, ConditionStatus.TRUE, "Fits", said, policy, now)
-    said += "; raise terminationGracePeriodSeconds where the provider grants it, or use more processes"
-    return _condition(CONDITION_FITS_GRACE, ConditionStatus.FALSE, "TooSlow", said, policy, now)
+        return _condition(CONDITION_FITS_GRACE, ConditionStatus.TRUE, "Fits", message, policy, now)
+    message += "; raise terminationGracePeriodSeconds where the provider grants it, or use more processes"
+    return _condition(CONDITION_FITS_GRACE, ConditionStatus.FALSE, "TooSlow", message, policy, now)
 
 
 def grace_s(pods: Iterable[Pod], nodes: Mapping[str, Node]) -> float | None:
@@ -233,10 +233,10 @@ def grace_s(pods: Iterable[Pod], nodes: Mapping[str, Node]) -> float | None:
     return min(graces, default=None)
 
 
-def last_save(preemptions: Iterable[PreemptionRecord], known: LastSave | None) -> LastSave | None:
+def last_save(preemptions: Iterable[PreemptionRecord], recorded: LastSave | None) -> LastSave | None:
     """Returns the newest preemption that ended with a checkpoint.
 
-    Returns ``known`` if it is newer, as its record may have been deleted. None if there is neither.
+    Returns ``recorded`` if it is newer, as its record may have been deleted. None if there is neither.
     """
     ends = (Phase.COMMITTED, Phase.PROMOTED)
     saved = [
@@ -250,20 +250,20 @@ def last_save(preemptions: Iterable[PreemptionRecord], known: LastSave | None) -
         if preemption.phase in ends and preemption.status.step is not None
     ]
     # By name too: replicas that chose differently among saves of one moment would replace each other's choice forever.
-    found = [*saved, *([] if known is None else [known])]
-    return max(found, key=lambda save: (save.time, save.preemption), default=None)
+    saves = [*saved, *([] if recorded is None else [recorded])]
+    return max(saves, key=lambda save: (save.time, save.preemption), default=None)
 
 
-def joined_conditions(ours: Iterable[Condition], theirs: Iterable[Condition]) -> list[Condition]:
+def joined_conditions(new: Iterable[Condition], stored: Iterable[Condition]) -> list[Condition]:
     """Returns their conditions, replaced by ours of the same type.
 
     If the status of a condition does not change, its transition time stays.
     """
-    joined = {condition.type: condition for condition in theirs}
-    for condition in ours:
-        known = joined.get(condition.type)
-        if known is not None and known.status is condition.status:
-            update = {"last_transition_time": known.last_transition_time}
+    joined = {condition.type: condition for condition in stored}
+    for condition in new:
+        before = joined.get(condition.type)
+        if before is not None and before.status is condition.status:
+            update = {"last_transition_time": before.last_transition_time}
             condition = condition.model_copy(update=update)
         joined[condition.type] = condition
     return list(joined.values())
@@ -291,7 +291,7 @@ REASON_NOT_CONNECTED = "PodsNotConnected"
 REASON_CONNECTED = "PodsConnected"
 
 #: A pod that runs may not be connected for this long: its process has to start, and ``attach()`` to be called. A pod
-#: that starts has this time of its own. Then pods of its workload must have been missing for this time, too: a pod that
+#: that starts has this time, too. Then pods of its workload must have been missing for this time as well: a pod that
 #: was connected may be connecting to another replica.
 GRACE_S = 180.0
 #: A replica that was out of reach of the API server for longer judges nothing.
@@ -305,19 +305,16 @@ _CHECK = (
 )
 
 
-# Whether the pods of the gangs are connected, so that a mistake in the network shows before the first loss. Pure.
-#
-# Each replica knows the pods that are connected to it. It writes their number for each workload into the policy's
-# status, and adds the numbers of all replicas. A pod is connected to one replica at a time. While it moves from one to
-# the other, it may count twice for some seconds.
-#
-# A replica that ends writes an entry without pods. The entry of one that died counts as long as its Lease says that it
-# lives (``recording.replica_lease``). So an entry is written only if it changes.
-
-
 @dataclasses.dataclass(frozen=True)
 class GangConnection:
-    """How many pods of a gang are connected.
+    """How many pods of a gang are connected, so that a mistake in the network shows before the first loss.
+
+    Each replica knows the pods that are connected to it. It writes their number for each workload into the policy's
+    status, and adds the numbers of all replicas. A pod is connected to one replica at a time. While it moves from one
+    to the other, it may count twice for some seconds.
+
+    A replica that ends writes an entry without pods. The entry of one that died counts as long as its Lease says that
+    it lives (``recording.replica_lease``). So an entry is written only if it changes.
 
     Attributes:
         workload: The workload.
@@ -358,11 +355,11 @@ def own_entry(
         for uid, jobs in sorted(connected.items())
         if sum(jobs.values())
     ]
-    made = PolicyReplica(name=replica, time=_whole_second(now), workloads=counts[:1000])
+    entry = PolicyReplica(name=replica, time=_whole_second(now), workloads=counts[:1000])
     there = next((entry for entry in before if entry.name == replica), None)
     if there is None:
-        return made if counts else None
-    return None if there.workloads == made.workloads else made
+        return entry if counts else None
+    return None if there.workloads == entry.workloads else entry
 
 
 def empty_entry(replica: str, now: float) -> PolicyReplica:
@@ -372,25 +369,25 @@ def empty_entry(replica: str, now: float) -> PolicyReplica:
 
 def total(entries: Iterable[PolicyReplica]) -> dict[str, int]:
     """Adds the numbers of several replicas: UID of the workload -> number of connected pods."""
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for entry in entries:
         for item in entry.workloads:
-            found[item.uid] = found.get(item.uid, 0) + item.connected
-    return found
+            numbers[item.uid] = numbers.get(item.uid, 0) + item.connected
+    return numbers
 
 
 def of_others(
     entries: Iterable[PolicyReplica], replica: str, lives: Callable[[str, float], bool]
 ) -> Mapping[str, WorkloadConnections]:
     """Returns what is connected to living replicas other than ``replica``, by UID of the workload."""
-    found: dict[str, WorkloadConnections] = {}
+    connections: dict[str, WorkloadConnections] = {}
     for entry in entries:
         if entry.name == replica or not lives(entry.name, entry.time.timestamp()):
             continue
         for item in entry.workloads:
-            known = found.get(item.uid)
-            found[item.uid] = item if known is None else _sum(known, item)
-    return found
+            earlier = connections.get(item.uid)
+            connections[item.uid] = item if earlier is None else _sum(earlier, item)
+    return connections
 
 
 def _sum(one: WorkloadConnections, other: WorkloadConnections) -> WorkloadConnections:
@@ -409,8 +406,8 @@ def recounted(gang: GangConnection, others: Mapping[str, WorkloadConnections]) -
     if there is None:
         return dataclasses.replace(gang, connected=gang.here, late=gang.late and gang.here < gang.expected)
     connected = gang.here + there.connected
-    known = there.replicated_jobs is not None or not there.connected  # an older operator does not tell
-    silent = [name for name in gang.silent if known and name not in (there.replicated_jobs or ())]
+    names_jobs = there.replicated_jobs is not None or not there.connected  # an older operator does not say
+    silent = [name for name in gang.silent if names_jobs and name not in (there.replicated_jobs or ())]
     return dataclasses.replace(
         gang, connected=connected, late=gang.late and connected < gang.expected, silent=tuple(silent)
     )
@@ -436,37 +433,38 @@ def connected_condition(
             f"{gang.workload.name}: {min(gang.connected, gang.expected)} of {gang.expected}" for gang in late[:_NAMED]
         )
         names += ", ..." if len(late) > _NAMED else ""
-        said = f"{connected} of {expected} running pods are connected ({names}); {_CHECK}{_silent(late)}"
-        return _connected(ConditionStatus.FALSE, REASON_NOT_CONNECTED, said, policy, now)
+        message = f"{connected} of {expected} running pods are connected ({names}); {_CHECK}{_silent(late)}"
+        return _connected(ConditionStatus.FALSE, REASON_NOT_CONNECTED, message, policy, now)
     if not expected:
-        said = f"no pod of a {ANY_NAME} that names this policy runs"
-        return _connected(ConditionStatus.UNKNOWN, "NoPods", said, policy, now)
+        message = f"no pod of a {ANY_NAME} that names this policy runs"
+        return _connected(ConditionStatus.UNKNOWN, "NoPods", message, policy, now)
     # Without numbers, so that replicas whose watches differ by some seconds write the same.
     if connected == expected:
-        said = "all running pods are connected"
-        return _connected(ConditionStatus.TRUE, REASON_CONNECTED, said, policy, now)
+        message = "all running pods are connected"
+        return _connected(ConditionStatus.TRUE, REASON_CONNECTED, message, policy, now)
     if before is not None and before.status is not ConditionStatus.UNKNOWN:
         return None  # they may just have started; this becomes False if it lasts
-    said = "not all running pods are connected; the others may just have started"
-    return _connected(ConditionStatus.UNKNOWN, "Connecting", said, policy, now)
+    message = "not all running pods are connected; the others may just have started"
+    return _connected(ConditionStatus.UNKNOWN, "Connecting", message, policy, now)
 
 
 def connection_note(gang: GangConnection) -> Note:
     """The Event on a workload whose pods are not connected, or are connected again."""
     if gang.late:
-        said = f"{min(gang.connected, gang.expected)} of {gang.expected} running pods are connected to the operator; "
-        return Note(REASON_NOT_CONNECTED, said + _CHECK + _silent([gang]), warning=True)
+        counts = f"{min(gang.connected, gang.expected)} of {gang.expected} running pods are connected to the operator; "
+        return Note(REASON_NOT_CONNECTED, counts + _CHECK + _silent([gang]), warning=True)
     return Note(REASON_CONNECTED, f"all {gang.expected} running pods are connected to the operator")
 
 
 def _silent(late: Iterable[GangConnection]) -> str:
     """What to do about replicatedJobs that were taken for processes, and of which no pod has introduced itself."""
-    found = [f"{', '.join(gang.silent[:_NAMED])} of {gang.workload.name}" for gang in late if gang.silent]
-    if not found:
+    silent_jobs = [f"{', '.join(gang.silent[:_NAMED])} of {gang.workload.name}" for gang in late if gang.silent]
+    if not silent_jobs:
         return ""
     return (
-        f". No pod of {'; '.join(found[:_NAMED])} has introduced itself, and the others wait for them: if they do not "
-        "train, name those that do in the policy's spec.training.replicatedJobs, and create the workload again"
+        f". No pod of {'; '.join(silent_jobs[:_NAMED])} has introduced itself, and the others wait for them: if "
+        "they do not train, name those that do in the policy's spec.training.replicatedJobs, and create the workload "
+        "again"
     )
 
 
@@ -496,10 +494,7 @@ _FAILING = {
 _NONE = {TroubleKind.SAVES: "no periodic save fails", TroubleKind.DELETIONS: "no deletion fails"}
 
 
-# What is said of saves and deletions that fail while training goes on: conditions of the policy, and Events. Pure.
-
-
-def in_words(trouble: Trouble) -> str:
+def trouble_sentence(trouble: Trouble) -> str:
     """Returns what is known of it, in one sentence."""
     if trouble.left_s is None:
         return trouble.message
@@ -511,7 +506,7 @@ def trouble_note(trouble: Trouble) -> Note:
     kind = TroubleKind(trouble.kind)
     if trouble.over:
         return Note(REASONS_SUCCEED[kind], trouble.message)
-    return Note(REASONS_FAIL[kind], in_words(trouble), warning=True)
+    return Note(REASONS_FAIL[kind], trouble_sentence(trouble), warning=True)
 
 
 def trouble_condition(policy: CheckpointPolicy, kind: TroubleKind, failing: Mapping[str, str], now: float) -> Condition:
@@ -538,9 +533,9 @@ def trouble_condition(policy: CheckpointPolicy, kind: TroubleKind, failing: Mapp
     )
 
 
-def said(policy: CheckpointPolicy, kind: TroubleKind) -> tuple[bool, float] | None:
+def shown_trouble(policy: CheckpointPolicy, kind: TroubleKind) -> tuple[bool, float] | None:
     """Returns whether the policy's condition says that there is trouble, and since when. None: it has none."""
-    for found in policy.status.conditions or ():
-        if found.type == CONDITIONS[kind]:
-            return found.status is ConditionStatus.FALSE, found.last_transition_time.timestamp()
+    for condition in policy.status.conditions or ():
+        if condition.type == CONDITIONS[kind]:
+            return condition.status is ConditionStatus.FALSE, condition.last_transition_time.timestamp()
     return None

@@ -11,7 +11,7 @@ The stages of a Preemption's timings, in seconds after the signal was first obse
     started, attaching    the new primary process has started; has called attach, after its imports
     joined                the new processes have joined each other
     restored, compiled    the restarted gang has restored a checkpoint; has the programs of its first step. With a
-                          compilation beside the restore, either may be first
+                          compilation during the restore, either may be first
     training              it has passed its first step
 """
 
@@ -24,7 +24,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from gracepoint.wire.messages import Mode, Phase, Report, Resumption, Spent, Stall
-from gracepoint_operator.model.gang_snapshot import Places, missing
+from gracepoint_operator.model.pod_places import Places, missing
 from gracepoint_operator.model.preemption_record import (
     CONDITION_ENDED,
     CONDITION_PROGRESSING,
@@ -44,8 +44,6 @@ from gracepoint_operator.resources import (
 )
 from gracepoint_operator.signals import KNOWN_TO_GANG, Cause
 from gracepoint_operator.workloads import ANY_PLURAL
-
-# Sentences that describe a preemption, for its status and its Events. Pure.
 
 
 def signal_message(spec: PreemptionSpec) -> str:
@@ -89,7 +87,7 @@ def _request(spec: PreemptionSpec) -> str:
             return "the gang is told" if spec.exits else "the gang saves and trains on"
 
 
-#: False: the gang is not told to exit. Its reason says why.
+#: False: the gang does not exit. Its reason says why.
 CONDITION_EXITS = "Exits"
 REASON_EXIT_BREAKER = "ExitBreakerOpen"
 REASON_TIME_LIMIT = "TimeLimit"
@@ -98,7 +96,7 @@ REASON_TIME_LIMIT = "TimeLimit"
 _PROMOTE = "Promote"
 
 
-def is_told(preemption: PreemptionRecord) -> bool:
+def is_announced(preemption: PreemptionRecord) -> bool:
     """True if the operator sends notices: not in mode Observe, and not if the gang itself reported the preemption."""
     return preemption.spec.mode is not Mode.OBSERVE and preemption.spec.signal not in KNOWN_TO_GANG
 
@@ -186,7 +184,7 @@ def resumed(preemption: PreemptionRecord, resumption: Resumption, now: float) ->
 
 
 def proves_commit(preemption: PreemptionRecord, resumption: Resumption) -> bool:
-    """Returns whether the restored step was saved for this preemption. Then its save was committed, whoever knows.
+    """Returns whether the restored step was saved for this preemption. Then its save was committed.
 
     The checkpoint says for which preemption it was saved. An older library, or processes that did not learn of it
     from the operator, leave that open. Then the step that the gang was saving proves it, if this is the next start.
@@ -199,7 +197,7 @@ def proves_commit(preemption: PreemptionRecord, resumption: Resumption) -> bool:
     attempt = preemption.spec.restart_attempt
     if saved_for is not None and saved_for.preemption == preemption.name:
         return attempt is None or saved_for.restart_attempt == attempt
-    # The number of restarts does not tell starts apart in which a workload was suspended, nor those of a Job.
+    # The number of restarts is the same for starts in which a workload was suspended, and for those of a Job.
     is_next = preemption.status.restored_step in (None, step)
     is_next &= attempt is None or resumption.restart_attempt <= attempt + 1
     trained_on = preemption.phase is Phase.RETRACTED
@@ -229,8 +227,8 @@ def _of_the_start(spent: Spent, now: float) -> Mapping[str, float]:
         "joined": spent.joined_s,
         "compiled": spent.compiled_s,
     }
-    told = {stage: attached_at + seconds for stage, seconds in after_s.items() if seconds is not None}
-    return {stage: at for stage, at in told.items() if math.isfinite(at)}
+    reached_at = {stage: attached_at + seconds for stage, seconds in after_s.items() if seconds is not None}
+    return {stage: at for stage, at in reached_at.items() if math.isfinite(at)}
 
 
 def own_entry(status: PreemptionStatus, own: Replica) -> Replica:
@@ -241,14 +239,14 @@ def own_entry(status: PreemptionStatus, own: Replica) -> Replica:
     before = next((entry for entry in status.replicas or () if entry.name == own.name), None)
     if before is None:
         return own
-    told = Places([*before.told_pods, *own.told_pods])
-    heard = Places([*before.acknowledged_pods, *own.acknowledged_pods])
+    notified = Places([*before.told_pods, *own.told_pods])
+    acknowledging = Places([*before.acknowledged_pods, *own.acknowledged_pods])
     return Replica(
         name=own.name,
-        told=max(before.told, own.told, len(told)),
-        acknowledged=max(before.acknowledged, own.acknowledged, len(heard)),
-        told_pods=told.lines(),
-        acknowledged_pods=heard.lines(),
+        told=max(before.told, own.told, len(notified)),
+        acknowledged=max(before.acknowledged, own.acknowledged, len(acknowledging)),
+        told_pods=notified.lines(),
+        acknowledged_pods=acknowledging.lines(),
         told_at=_later(before.told_at, own.told_at),
         acknowledged_at=_later(before.acknowledged_at, own.acknowledged_at),
     )
@@ -268,23 +266,23 @@ def acknowledged(status: PreemptionStatus, names: Iterable[str], observed_at: fl
     """
     entries = status.replicas or []
     before = status.acknowledgements or Acknowledgements(expected=0, received=0)
-    told = Places(line for entry in entries for line in entry.told_pods)
-    heard = Places(line for entry in entries for line in entry.acknowledged_pods)
-    received = max([before.received, len(heard), *(entry.acknowledged for entry in entries)])
+    notified = Places(line for entry in entries for line in entry.told_pods)
+    acknowledging = Places(line for entry in entries for line in entry.acknowledged_pods)
+    received = max([before.received, len(acknowledging), *(entry.acknowledged for entry in entries)])
     # A pod stays listed until its receipt comes, even if it does not exist any more.
-    known = [*names, *(laggard.pod for laggard in before.laggards)]
+    expected_names = [*names, *(laggard.pod for laggard in before.laggards)]
     after = Acknowledgements(
         expected=max(before.expected, received),
         received=received,
-        laggards=missing(known, told, heard),
+        laggards=missing(expected_names, notified, acknowledging),
     )
     status = status.model_copy(update={"acknowledgements": after})
-    told_times = [entry.told_at.timestamp() for entry in entries if entry.told_at is not None]
-    if told_times and max([len(told), *(entry.told for entry in entries)]) >= after.expected:
-        status = with_stage(status, "noticeSent", observed_at, max(told_times))
-    heard_times = [entry.acknowledged_at.timestamp() for entry in entries if entry.acknowledged_at is not None]
-    if heard_times and after.received >= after.expected:
-        status = with_stage(status, "lastAck", observed_at, max(heard_times))
+    notified_times = [entry.told_at.timestamp() for entry in entries if entry.told_at is not None]
+    if notified_times and max([len(notified), *(entry.told for entry in entries)]) >= after.expected:
+        status = with_stage(status, "noticeSent", observed_at, max(notified_times))
+    acknowledged_times = [entry.acknowledged_at.timestamp() for entry in entries if entry.acknowledged_at is not None]
+    if acknowledged_times and after.received >= after.expected:
+        status = with_stage(status, "lastAck", observed_at, max(acknowledged_times))
     return status
 
 
@@ -355,9 +353,6 @@ STORY = (
 _WARNINGS = frozenset({Phase.EXPIRED, Phase.FAILED})
 
 
-# The Events of a preemption: their reasons, their messages and their order. Pure.
-
-
 @dataclasses.dataclass(frozen=True)
 class Note:
     """An Event to post.
@@ -389,7 +384,7 @@ def note_of_phase(preemption: PreemptionRecord, phase: Phase) -> Note | None:
 
 
 def note_of_breaker(preemption: PreemptionRecord) -> Note:
-    """The Event of a gang that is told to save and to continue to train."""
+    """The Event of a gang that is to save and to continue to train."""
     exits = exits_condition(preemption.spec)
     return Note(exits.reason, f"{preemption.name}: {exits.message}", warning=exits.reason == REASON_EXIT_BREAKER)
 
@@ -397,8 +392,8 @@ def note_of_breaker(preemption: PreemptionRecord) -> Note:
 def note_of_move(preemption: PreemptionRecord) -> Note:
     """The Event of a deadline that moved."""
     seconds = (preemption.spec.deadline - preemption.spec.observed_at).total_seconds()
-    said = f"the deadline is now {seconds:.0f} s after the first signal: {preemption.spec.signal}"
-    return Note(REASON_MOVED, f"{preemption.name}: {said}")
+    message = f"the deadline is now {seconds:.0f} s after the first signal: {preemption.spec.signal}"
+    return Note(REASON_MOVED, f"{preemption.name}: {message}")
 
 
 def note_of_resumption(preemption: PreemptionRecord) -> Note:
@@ -411,46 +406,41 @@ REASON_PROGRESS = "TrainingProgresses"
 _STAGE_CHARACTERS = 64
 
 
-# What is said of gangs that make no progress: the condition Progressing and the Events. Pure.
-#
-# A policy has the condition, and so has a Preemption within which the gang stalled.
-
-
-def in_words(stall: Stall) -> str:
+def stall_sentence(stall: Stall) -> str:
     """Returns what is known of the stall, in one sentence, with the innermost line of the stack."""
-    told = f"no progress for {stall.for_s:.0f} s in {stall.stage}; {stall.message}"
+    summary = f"no progress for {stall.for_s:.0f} s in {stall.stage}; {stall.message}"
     lines = [line.strip() for line in stall.stack.splitlines() if line.strip()]
-    return f"{told}; it is at: {' '.join(lines[-2:])}" if lines else told
+    return f"{summary}; it is at: {' '.join(lines[-2:])}" if lines else summary
 
 
-def stage_of(stall: Stall) -> str:
+def stall_stage(stall: Stall) -> str:
     """Returns the stage without the step, for a metric."""
     return re.sub(r" (of|after) step .*", "", stall.stage)[:_STAGE_CHARACTERS]
 
 
-def is_over(stall: Stall, told_at: float, progress_at: float) -> bool:
+def stall_is_over(stall: Stall, reported_at: float, progress_at: float) -> bool:
     """True if the progress was made after the stall had begun.
 
-    There was none for ``for_s`` seconds before the stall was told. So the middle of that time is far enough from the
-    progress before and from that after the stall, though these times may be by the clocks of different replicas.
+    There was none for ``for_s`` seconds before the report of the stall. So the middle of that time is far enough from
+    the progress before and from that after the stall, though these times may be by the clocks of different replicas.
 
     Args:
         stall: The stall.
-        told_at: When a replica was told of it, in seconds since the epoch.
-        progress_at: When any replica was told of progress of the gang.
+        reported_at: When a replica got the report, in seconds since the epoch.
+        progress_at: When any replica got a report of progress of the gang.
     """
-    return progress_at > told_at - stall.for_s / 2
+    return progress_at > reported_at - stall.for_s / 2
 
 
-def note(stall: Stall) -> Note:
+def stall_note(stall: Stall) -> Note:
     """Returns the Event on the workload."""
     if stall.over:
         return Note(REASON_PROGRESS, f"there is progress again after step {stall.step}")
-    return Note(REASON_STALLED, in_words(stall), warning=True)
+    return Note(REASON_STALLED, stall_sentence(stall), warning=True)
 
 
-def condition(policy: CheckpointPolicy, stalled: Mapping[str, str], now: float) -> Condition:
-    """Returns the condition Progressing.
+def progress_condition(policy: CheckpointPolicy, stalled: Mapping[str, str], now: float) -> Condition:
+    """Returns the condition Progressing of a policy. A Preemption within which a gang stalled has it, too.
 
     Args:
         policy: The policy.
@@ -463,10 +453,10 @@ def condition(policy: CheckpointPolicy, stalled: Mapping[str, str], now: float) 
         message = (
             f"{len(names)} {ANY_PLURAL} make no progress ({', '.join(names[:5])}). {names[0]}: {stalled[names[0]]}"
         )
-    return _condition(bool(stalled), message, now, policy.generation)
+    return _progress_condition(bool(stalled), message, now, policy.generation)
 
 
-def of_preemption(status: PreemptionStatus, stalled: str | None, stage: str, now: float) -> PreemptionStatus:
+def with_stalls(status: PreemptionStatus, stalled: str | None, stage: str, now: float) -> PreemptionStatus:
     """Returns the status of a preemption after its gang has stalled, or makes progress again.
 
     A stall that begins after the end of the preemption is not within it.
@@ -484,13 +474,13 @@ def of_preemption(status: PreemptionStatus, stalled: str | None, stage: str, now
     if stalled is not None and status.phase is not None and status.phase.ended:
         return status
     message = f"there is progress again in {stage}" if stalled is None else stalled
-    after = _condition(stalled is not None, message, now, None)
+    after = _progress_condition(stalled is not None, message, now, None)
     if before is not None and (before.status, before.message) == (after.status, after.message):
         return status
     return joined_status(PreemptionStatus(conditions=[after]), status)
 
 
-def _condition(is_stalled: bool, message: str, now: float, generation: int | None) -> Condition:
+def _progress_condition(is_stalled: bool, message: str, now: float, generation: int | None) -> Condition:
     return Condition(
         type=CONDITION_PROGRESSING,
         status=ConditionStatus.FALSE if is_stalled else ConditionStatus.TRUE,

@@ -130,14 +130,14 @@ def read_slice(body: Mapping[str, Any], marks: ReadMarks) -> DeviceTaints:
     with reading("a ResourceSlice"):
         meta, spec = body["metadata"], body["spec"]
         driver, pool = shared(object_name(spec["driver"])), shared(object_name(spec["pool"]["name"]))
-        found = [
+        taints = [
             (DeviceSelector(driver, pool, text(device["name"])), mark)
             for device in spec.get("devices") or ()
             if device.get("taints")
             for mark in marks({"metadata": meta, "spec": {"taints": device["taints"]}})
         ]
         generation = int(optional_number(spec["pool"].get("generation"), 0))
-        return DeviceTaints(text(meta["uid"]), (driver, pool), generation, tuple(found))
+        return DeviceTaints(text(meta["uid"]), (driver, pool), generation, tuple(taints))
 
 
 def read_rule(body: Mapping[str, Any], marks: ReadMarks) -> DeviceTaints:
@@ -148,17 +148,17 @@ def read_rule(body: Mapping[str, Any], marks: ReadMarks) -> DeviceTaints:
     """
     with reading("a DeviceTaintRule"):
         meta, spec = body["metadata"], body["spec"]
-        wanted = spec.get("deviceSelector")
-        if wanted is None:  # selects nothing, while an empty selector selects everything
+        selector_fields = spec.get("deviceSelector")
+        if selector_fields is None:  # selects nothing, while an empty selector selects everything
             return DeviceTaints(text(meta["uid"]), None, 0, ())
-        selector = DeviceSelector(*(wanted.get(field) for field in ("driver", "pool", "device")))
-        found = marks({"metadata": meta, "spec": {"taints": [spec["taint"]]}})
-        return DeviceTaints(text(meta["uid"]), None, 0, tuple((selector, mark) for mark in found))
+        selector = DeviceSelector(*(selector_fields.get(field) for field in ("driver", "pool", "device")))
+        taint_marks = marks({"metadata": meta, "spec": {"taints": [spec["taint"]]}})
+        return DeviceTaints(text(meta["uid"]), None, 0, tuple((selector, mark) for mark in taint_marks))
 
 
 def _device(driver: Any, pool: Any, name: Any) -> Device:
-    found: Device = shared(Device(shared(text(driver)), shared(text(pool)), shared(text(name))))
-    return found
+    device: Device = shared(Device(shared(text(driver)), shared(text(pool)), shared(text(name))))
+    return device
 
 
 def _tolerations(entries: Any) -> Iterator[Toleration]:
@@ -167,7 +167,7 @@ def _tolerations(entries: Any) -> Iterator[Toleration]:
     As in pkg/controller/devicetainteviction of Kubernetes: those without an effect do not count, one without seconds
     prevents the deletion, and of several the one with the fewest seconds counts.
     """
-    found = [
+    tolerations = [
         Toleration(
             key=text(item.get("key") or ""),
             operator=text(item.get("operator") or "Equal"),
@@ -178,4 +178,4 @@ def _tolerations(entries: Any) -> Iterator[Toleration]:
         for item in entries or ()
         if item.get("effect") == _NO_EXECUTE
     ]
-    yield from sorted(found, key=lambda item: (item.seconds is not None, item.seconds or 0.0))
+    yield from sorted(tolerations, key=lambda item: (item.seconds is not None, item.seconds or 0.0))

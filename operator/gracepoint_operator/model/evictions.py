@@ -5,7 +5,7 @@ are held while the gang saves. The API server asks any replica, and each may hav
 recorded in the Preemption, and only the Preemptions and the time decide whether an attempt is held.
 
 Some clients come back only after minutes, such as the descheduler and scripts that rotate nodes. Each of their attempts
-may begin another Preemption. So the time for which evictions are held counts from the first of them. It begins anew
+may begin another Preemption. So the time for which evictions are held counts from the first of them. It begins again
 only after an hour without an attempt: then somebody else begins, or the same one another day. Evictions of a gang that
 has answered nothing are held for a minute at most.
 """
@@ -54,7 +54,7 @@ class HoldLimit:
 _MARK = "/eviction"
 #: A gang from which no receipt came has not attached, and saves nothing.
 _SILENT_S = 60.0
-#: Attempts after an hour without any have a bound of their own.
+#: Attempts after an hour without any have a new bound.
 QUIET_S = 3600.0
 
 
@@ -146,7 +146,7 @@ def hold(
 
 
 def _first_attempt_at(preemptions: Iterable[PreemptionRecord], pod: Pod, newest_at: float) -> float:
-    """When the attempts to evict pods of the gang began that have gone on, without a quiet hour, to ``newest_at``.
+    """When the attempts to evict pods of the gang began that lasted, without a quiet hour, until ``newest_at``.
 
     Only the first attempt of each Preemption is known, and there may be others until it ends.
     """

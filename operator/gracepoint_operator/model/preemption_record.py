@@ -48,7 +48,7 @@ _PASSING = frozenset({CONDITION_PROGRESSING, CONDITION_STARTED})
 #: A record that is made so many seconds after its deadline, without a status, was restored from a backup.
 RESTORED_AFTER_S = 60.0
 
-#: Final phases after which every process exits, if the gang was told to exit.
+#: Final phases after which every process exits, if the gang was to exit.
 _LEAVING = frozenset({Phase.COMMITTED, Phase.PROMOTED, Phase.FAILED})
 
 #: Final phases that the operator sets by itself. A late report may correct them, because the gang may still save.
@@ -154,17 +154,17 @@ class PreemptionRecord:
 
     @functools.cached_property
     def ended_at(self) -> float | None:
-        """When it ended, in seconds since the epoch. None while it is under way."""
+        """When it ended, in seconds since the epoch. None while it is in progress."""
         if not self.phase.ended:
             return None
-        ended = self._ended
-        return (self.spec.deadline if ended is None else ended.last_transition_time).timestamp()
+        condition = self._ended
+        return (self.spec.deadline if condition is None else condition.last_transition_time).timestamp()
 
     @property
     def end_reason(self) -> str:
-        """Why it ended: an ``EndReason``, or the phase that the gang reported. Empty while it is under way."""
-        ended = self._ended
-        return "" if ended is None else ended.reason
+        """Why it ended: an ``EndReason``, or the phase that the gang reported. Empty while it is in progress."""
+        condition = self._ended
+        return "" if condition is None else condition.reason
 
     @property
     def is_rehearsal(self) -> bool:
@@ -178,7 +178,7 @@ class PreemptionRecord:
 
     @property
     def asks_to_leave(self) -> bool:
-        """True if the gang is told to exit after the save."""
+        """True if the gang is to exit after the save."""
         return self.spec.mode is Mode.ENFORCE and self.spec.exits
 
     @property
@@ -215,8 +215,8 @@ class PreemptionRecord:
 
         This happens if a replica starts while the API server refuses records: it starts to count from the beginning.
         """
-        ours, theirs = self.spec.restart_attempt, other.spec.restart_attempt
-        return ours is not None and theirs is not None and ours != theirs
+        own_attempt, other_attempt = self.spec.restart_attempt, other.spec.restart_attempt
+        return own_attempt is not None and other_attempt is not None and own_attempt != other_attempt
 
     def joined(self, other: PreemptionRecord) -> PreemptionRecord:
         """Joins what this replica knows with ``other``, the record in the API.
@@ -249,33 +249,33 @@ class PreemptionRecord:
         return next((item.seconds for item in self.status.timings or () if item.stage == stage), None)
 
 
-def joined_status(ours: PreemptionStatus, theirs: PreemptionStatus) -> PreemptionStatus:
+def joined_status(local: PreemptionStatus, stored: PreemptionStatus) -> PreemptionStatus:
     """Joins what two replicas know of one preemption. It only adds, so the order of joining does not matter.
 
     The phase only moves forward. A final phase is never replaced, with one exception: Committed or Promoted replaces
     Expired or Retracted. The figures come from the status that is further on. Of two entries of a stage, that over more
-    processes wins, else that of ``theirs``, which was written first; of ``firstAck`` the earlier one. The number of
+    processes wins, else that of ``stored``, which was written first; of ``firstAck`` the earlier one. The number of
     receipts never decreases.
-    Of two conditions Progressing or Started, the one that changed later wins. Lists keep the order of ``theirs``: if
+    Of two conditions Progressing or Started, the one that changed later wins. Lists keep the order of ``stored``: if
     each replica wrote its own order, the replicas would write the same record in turn for ever.
     """
-    ahead, behind = (ours, theirs) if _is_ahead(ours, theirs) else (theirs, ours)
+    ahead, behind = (local, stored) if _is_ahead(local, stored) else (stored, local)
     figures = {**_given(behind), **_given(ahead)}
-    figures["acknowledgements"] = _joined_receipts(ours.acknowledgements, theirs.acknowledgements)
-    timings = _fitting(_joined_stages(ours.timings or (), theirs.timings or ()))
+    figures["acknowledgements"] = _joined_receipts(local.acknowledgements, stored.acknowledgements)
+    timings = _fitting(_joined_stages(local.timings or (), stored.timings or ()))
     figures["timings"] = sorted(timings, key=lambda item: item.seconds) or None
     figures["conditions"] = _joined_conditions(behind.conditions, ahead.conditions)
-    figures["replicas"] = theirs.replicas
+    figures["replicas"] = stored.replicas
     return PreemptionStatus.model_construct(**figures)
 
 
-def _joined_stages(ours: Iterable[StageTime], theirs: Iterable[StageTime]) -> list[StageTime]:
-    stages = {item.stage: item for item in theirs}
-    for item in ours:
-        known = stages.setdefault(item.stage, item)
-        if _reach(item) != _reach(known):
-            times = [at for at in (item.time, known.time) if at is not None]
-            further = max(item, known, key=_reach)
+def _joined_stages(local: Iterable[StageTime], stored: Iterable[StageTime]) -> list[StageTime]:
+    stages = {item.stage: item for item in stored}
+    for item in local:
+        stored_item = stages.setdefault(item.stage, item)
+        if _reach(item) != _reach(stored_item):
+            times = [at for at in (item.time, stored_item.time) if at is not None]
+            further = max(item, stored_item, key=_reach)
             stages[item.stage] = further.model_copy(update={"time": min(times, default=None)})
     return list(stages.values())
 
@@ -291,18 +291,18 @@ def _reach(item: StageTime) -> tuple[float, float]:
 
 
 def _fitting(timings: list[StageTime]) -> list[StageTime]:
-    """As many stages as a record has room for. Those that this version does not know, and pods may report, go first."""
+    """As many stages as a record may have. Those that this version does not know, and pods may report, go first."""
     if len(timings) <= STAGES_LIMIT:
         return timings
     return sorted(timings, key=lambda item: (item.stage not in STAGES, item.stage))[:STAGES_LIMIT]
 
 
-def _is_ahead(ours: PreemptionStatus, theirs: PreemptionStatus) -> bool:
-    if ours.phase is None or theirs.phase is None:
-        return theirs.phase is None
-    if theirs.phase.ended:
-        return theirs.phase in _CORRECTED and ours.phase in (Phase.COMMITTED, Phase.PROMOTED)
-    return ours.phase.rank > theirs.phase.rank
+def _is_ahead(local: PreemptionStatus, stored: PreemptionStatus) -> bool:
+    if local.phase is None or stored.phase is None:
+        return stored.phase is None
+    if stored.phase.ended:
+        return stored.phase in _CORRECTED and local.phase in (Phase.COMMITTED, Phase.PROMOTED)
+    return local.phase.rank > stored.phase.rank
 
 
 def _joined_conditions(behind: Iterable[Condition] | None, ahead: Iterable[Condition] | None) -> list[Condition] | None:
@@ -320,11 +320,11 @@ def _age(condition: Condition) -> tuple[datetime.datetime, str, str]:
     return condition.last_transition_time, condition.status, condition.message
 
 
-def _joined_receipts(ours: Acknowledgements | None, theirs: Acknowledgements | None) -> Acknowledgements | None:
-    if ours is None or theirs is None:
-        return ours or theirs
-    more = ours if ours.received > theirs.received else theirs
-    return more.model_copy(update={"expected": max(ours.expected, theirs.expected)})
+def _joined_receipts(local: Acknowledgements | None, stored: Acknowledgements | None) -> Acknowledgements | None:
+    if local is None or stored is None:
+        return local or stored
+    more = local if local.received > stored.received else stored
+    return more.model_copy(update={"expected": max(local.expected, stored.expected)})
 
 
 def _given(status: PreemptionStatus) -> dict[str, Any]:
@@ -332,10 +332,10 @@ def _given(status: PreemptionStatus) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _union(ours: Iterable[_T] | None, theirs: Iterable[_T] | None, key: Callable[[_T], str]) -> list[_T] | None:
-    """All items, first those of ``theirs``. Of two with the same key, that of ``theirs``."""
-    items = {key(item): item for item in theirs or ()}
-    for item in ours or ():
+def _union(local: Iterable[_T] | None, stored: Iterable[_T] | None, key: Callable[[_T], str]) -> list[_T] | None:
+    """All items, first those of ``stored``. Of two with the same key, that of ``stored``."""
+    items = {key(item): item for item in stored or ()}
+    for item in local or ():
         items.setdefault(key(item), item)
     return list(items.values()) or None
 
@@ -346,22 +346,20 @@ def preemption_name(workload_name: str, workload_uid: str, number: int) -> str:
     return f"{short}-{workload_uid[:8]}-{number}"
 
 
-#: The label of a request that is over for good: since when, in seconds since the epoch. Requests with it are not
-#: watched, so that the memory for requests does not grow with their number. A request that is restored from a backup
-#: still has the label, though not its status, and is not carried out again.
+#: The label of a request that is over and never opens again: since when, in seconds since the epoch. Requests with it
+#: are not watched, so that the memory for requests does not grow with their number. A request that is restored from a
+#: backup still has the label, though not its status, and is not carried out again.
 LABEL_ENDED_AT = f"{names.GROUP}/ended-at"
-
-
-# A request for a preemption, which a user or another controller created. Pure.
-#
-# A request is a signal. Like every other signal it starts its own preemption or joins the one in progress. The record
-# of that preemption has its usual deterministic name, so that two replicas which see a request and a taint in different
-# order still create one object. The outcome of a request is written to its own status (``decisions.answers``).
 
 
 @dataclasses.dataclass(frozen=True)
 class RequestRecord:
-    """A request as this replica knows it.
+    """A request for a preemption, which a user or another controller created, as this replica knows it.
+
+    A request is a signal. Like every other signal it starts its own preemption or joins the one in progress. The record
+    of that preemption has its usual deterministic name, so that two replicas which see a request and a taint in
+    different order still create one object. The outcome of a request is written to its own status
+    (``decisions.answers``).
 
     Attributes:
         kind: PreemptionRequests. Preemptions for a request that was made under version 0.2.
@@ -419,7 +417,7 @@ class RequestRecord:
         return self.status.phase is not None and self.status.phase.ended
 
     def is_signal(self, preemptions: Sequence[PreemptionRecord]) -> bool:
-        """True if it counts as a signal: it is open, or a replica with an older view superseded it after it was told.
+        """True if it counts as a signal: it is open, or a replica with an older view superseded it after the notice.
 
         Args:
             preemptions: The preemptions of the workload, oldest first.
@@ -464,14 +462,11 @@ class RequestRecord:
 _ELSEWHERE = {"checkpoint": {"directory": "/in-the-pods"}}
 
 
-# The policy of a workload whose CheckpointPolicy does not exist any more: the one that it was created with. Pure.
-#
-# The webhook writes the policy's spec into the workload. So all replicas know it, also after a restart. Workloads that
-# an older version prepared lack it; then the copy in their newest Preemption counts, if there is one.
-
-
 def kept_policy(workload: Workload, preemptions: Sequence[PreemptionRecord]) -> CheckpointPolicy | None:
-    """Returns the policy that a workload was created with. None if that is not known.
+    """Returns the policy that a workload was created with, for when it does not exist any more. None: it is not known.
+
+    The webhook writes the policy's spec into the workload. So all replicas know it, also after a restart. Workloads
+    that an older version prepared lack it; then the copy in their newest Preemption counts, if there is one.
 
     Args:
         workload: The workload.
@@ -479,11 +474,11 @@ def kept_policy(workload: Workload, preemptions: Sequence[PreemptionRecord]) -> 
     """
     if not workload.injected:
         return None
-    made = _read(workload.namespace, workload.policy, workload.created_with) if workload.created_with else None
-    if made is None and preemptions:
+    policy = _read(workload.namespace, workload.policy, workload.created_with) if workload.created_with else None
+    if policy is None and preemptions:
         spec = {**preemptions[-1].spec.policy.spec.to_json(), **_ELSEWHERE}
-        made = _read(workload.namespace, workload.policy, json.dumps(spec))
-    return made
+        policy = _read(workload.namespace, workload.policy, json.dumps(spec))
+    return policy
 
 
 @functools.lru_cache(maxsize=128)  # of texts that tenants may choose

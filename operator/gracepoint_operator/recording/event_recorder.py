@@ -1,4 +1,4 @@
-"""Posts the Events that tell people about a preemption: on its workload, and on the Preemption itself.
+"""Posts the Events that show a preemption to people: on its workload, and on the Preemption itself.
 
 The tasks of the preemption writer call it, after the write that changed the record. The name of an Event is a digest
 of its content, so that an Event which is posted again, by the other replica or after a restart, is the same Event. The
@@ -23,7 +23,7 @@ from gracepoint_operator.model.preemption_record import PreemptionRecord
 from gracepoint_operator.resources import Preemption
 from gracepoint_operator.workloads import BY_NAME, WorkloadIdentity
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: The API server's limit.
 _NOTE_BYTES = 1024
@@ -63,7 +63,7 @@ class EventRecorder:
             except client.AlreadyExists:
                 continue
             except client.KubeError as error:
-                log.warning("could not post an Event", extra=about(reason=note.reason, error=str(error)))
+                logger.warning("could not post an Event", extra=about(reason=note.reason, error=str(error)))
 
     async def post_on(self, workload: WorkloadIdentity, note: Note, episode: str) -> None:
         """Posts one Event on a workload alone.
@@ -74,7 +74,7 @@ class EventRecorder:
             episode: Together with the reason, it says which Event is the same, whatever the message.
         """
         api_version = BY_NAME[workload.kind].kind.api_version
-        said = hashlib.sha256("\n".join((workload.uid, note.reason, episode)).encode()).hexdigest()[:12]
+        fingerprint = hashlib.sha256("\n".join((workload.uid, note.reason, episode)).encode()).hexdigest()[:12]
         regarding = {
             "apiVersion": api_version,
             "kind": workload.kind,
@@ -82,7 +82,7 @@ class EventRecorder:
             "name": workload.name,
             "uid": workload.uid,
         }
-        name = f"{workload.name}.{note.reason.lower()}-{said}"
+        name = f"{workload.name}.{note.reason.lower()}-{fingerprint}"
         try:
             await self._api.create(
                 objects.EVENTS, workload.namespace, self._body(workload.namespace, name, note, regarding)
@@ -90,12 +90,12 @@ class EventRecorder:
         except client.AlreadyExists:
             return
         except client.KubeError as error:
-            log.warning("could not post an Event", extra=about(reason=note.reason, error=str(error)))
+            logger.warning("could not post an Event", extra=about(reason=note.reason, error=str(error)))
 
     def _event(
         self, preemption: PreemptionRecord, note: Note, api_version: str, kind: str, name: str, uid: str
     ) -> JsonObject:
-        said = hashlib.sha256("\n".join((kind, uid, note.reason, note.message)).encode()).hexdigest()[:12]
+        fingerprint = hashlib.sha256("\n".join((kind, uid, note.reason, note.message)).encode()).hexdigest()[:12]
         place = STORY.index(note.reason)
         regarding = {
             "apiVersion": api_version,
@@ -104,7 +104,7 @@ class EventRecorder:
             "name": name,
             "uid": uid,
         }
-        return self._body(preemption.namespace, f"{preemption.name}.{place:02}-{said}", note, regarding)
+        return self._body(preemption.namespace, f"{preemption.name}.{place:02}-{fingerprint}", note, regarding)
 
     def _body(self, namespace: str, name: str, note: Note, regarding: JsonObject) -> JsonObject:
         return {

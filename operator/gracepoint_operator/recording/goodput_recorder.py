@@ -1,10 +1,10 @@
 """Keeps the accounts of where the time of each workload goes.
 
 Everything here runs on the controller's event loop. Only the copy for the metrics waits, so that others can run
-meanwhile. ``observe`` is called whenever a workload is decided about, ``hear`` with what a process says. What changes
-an account is kept as a list of changes. The policy writer puts them into the policy's status (``entries``), where the
-account is, and says when that is written (``written``). Both replicas do so: to take a change a second time changes
-nothing.
+meanwhile. ``observe`` is called whenever a workload is decided about, ``take_times`` with what a process reports. What
+changes an account is kept as a list of changes. The policy writer puts them into the policy's status (``entries``),
+where the account is, and says when that is written (``written``). Both replicas do so: to take a change a second time
+changes nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.resources import CheckpointPolicy, WorkloadForecast, WorkloadGoodput
 from gracepoint_operator.workloads import Workload
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Workloads in a policy's status; the limit in its schema.
 _ENTRIES = 50
@@ -64,7 +64,7 @@ _Change = PodsObservation | ProcessTimes | StallTimes | BlockedTimes | _End
 
 @dataclasses.dataclass
 class _Account:
-    """What is known here of one workload beside the policy's status.
+    """What is known here of one workload in addition to the policy's status.
 
     Attributes:
         begun: The ledger as it began here. Used if there is no entry.
@@ -139,22 +139,22 @@ class GoodputRecorder:
         pause_s = len(gang.pods) * _PER_POD_S
         account.rests_until = now_ms / 1000 + pause_s if pause_s > _AT_ONCE_S else 0.0
         ledger = self._ledger(account, policy, workload.uid)
-        seen = pods_seen.look(gang, ledger.current, account.known, now_ms)
-        account.known = seen.last_look
-        for observation in seen.observations:
+        look = pods_seen.look(gang, ledger.current, account.known, now_ms)
+        account.known = look.last_look
+        for observation in look.observations:
             ledger = self._change(account, workload, ledger, observation)
         if workload.finished:
             self._change(account, workload, ledger, _End(now_ms))
             if account.waiting:  # figures, which the other replica did not know when it wrote the end
                 self._changed(workload.namespace, workload.policy, True)
-        return None if seen.again_ms is None else seen.again_ms / 1000
+        return None if look.again_ms is None else look.again_ms / 1000
 
-    def hear(self, pod: Pod, session: str, spent: Spent | None, *, of_former: bool = False) -> None:
-        """Takes what a process of a pod says.
+    def take_times(self, pod: Pod, session: str, spent: Spent | None, *, of_former: bool = False) -> None:
+        """Takes the times that a process of a pod reports.
 
         Args:
             pod: The pod.
-            session: The session of which it tells.
+            session: The session that it reports.
             spent: What it says. None: nothing, as older libraries.
             of_former: True if the session is of a former start, which its pod's process has found in the checkpoint.
         """
@@ -183,10 +183,10 @@ class GoodputRecorder:
         if since_ms is not None:
             self.blocked(workload_uid, since_ms / 1000, until)
 
-    def _take(self, pod: Pod, said: ProcessTimes | StallTimes | None, words: object) -> None:
-        if said is None:
-            extra = seldom(type(words).__name__, pod=pod.name, said=str(words))
-            log.warning("what a process says of its time is impossible", extra=extra)
+    def _take(self, pod: Pod, change: ProcessTimes | StallTimes | None, report: object) -> None:
+        if change is None:
+            extra = seldom(type(report).__name__, pod=pod.name, said=str(report))
+            logger.warning("a process reported impossible times", extra=extra)
             return
         uid = pod.workload_uid
         if uid not in self._accounts:
@@ -195,18 +195,18 @@ class GoodputRecorder:
         account, (workload, policy) = self._accounts.get(uid), self._workload(uid)
         if workload is None or account is None or policy is None:
             return
-        if isinstance(said, ProcessTimes) or self._needs_look(said, account, self._ledger(account, policy, uid)):
+        if isinstance(change, ProcessTimes) or self._needs_look(change, account, self._ledger(account, policy, uid)):
             # The pod may be of a life that was not seen yet.
             self._look(self._cache.gang(uid), workload, policy, account)
-        self._change(account, workload, self._ledger(account, policy, uid), said)
+        self._change(account, workload, self._ledger(account, policy, uid), change)
 
-    def _needs_look(self, said: StallTimes, account: _Account, ledger: GoodputLedger) -> bool:
+    def _needs_look(self, stall: StallTimes, account: _Account, ledger: GoodputLedger) -> bool:
         """Returns whether a gang is looked at before it is noted that it stalls.
 
         All its processes may report a stall at once. If a report changes nothing in the present ledger, the pods need
         not be read first: an attempt that is found then has not trained yet.
         """
-        return self._clock() >= account.rests_until and ledger.with_observation(said) != ledger
+        return self._clock() >= account.rests_until and ledger.with_observation(stall) != ledger
 
     def answer(self, message: Forecast) -> SaveEvery | None:
         """Returns how often a gang should save. None if it does not want to know, or if that is not known."""
@@ -214,8 +214,8 @@ class GoodputRecorder:
         if not message.takes_interval or account is None or policy is None:
             return None
         ledger = self._ledger(account, policy, message.workload_uid)
-        found = suggested(ledger, self._now_ms(), at_least_s=max(0.0, message.save_s))
-        return None if found is None else SaveEvery(every_s=round(found.interval_s, 1))
+        interval = suggested(ledger, self._now_ms(), at_least_s=max(0.0, message.save_s))
+        return None if interval is None else SaveEvery(every_s=round(interval.interval_s, 1))
 
     def forget(self, workload_uid: str) -> None:
         """The workload is gone."""
@@ -234,27 +234,27 @@ class GoodputRecorder:
         now_ms = self._now_ms()
         save_s = {forecast.uid: forecast.save_seconds for forecast in forecasts}
         by_uid = {workload.uid: workload for workload in workloads}
-        found = {entry.uid: entry for entry in policy.status.goodput or () if entry.uid in by_uid}
-        new = [uid for uid in by_uid.keys() - found.keys() if uid in self._accounts and self._accounts[uid].waiting]
-        finished = sorted((entry for entry in found.values() if entry.finished), key=lambda entry: entry.until)
-        too_many = len(found) + len(new) - _ENTRIES
+        entries = {entry.uid: entry for entry in policy.status.goodput or () if entry.uid in by_uid}
+        new = [uid for uid in by_uid.keys() - entries.keys() if uid in self._accounts and self._accounts[uid].waiting]
+        finished = sorted((entry for entry in entries.values() if entry.finished), key=lambda entry: entry.until)
+        too_many = len(entries) + len(new) - _ENTRIES
         for gone in finished[: max(0, too_many)]:
-            del found[gone.uid]
-        for uid in [*found, *sorted(new)[: max(0, _ENTRIES - len(found))]]:
-            entry: WorkloadGoodput | None = found.get(uid)
+            del entries[gone.uid]
+        for uid in [*entries, *sorted(new)[: max(0, _ENTRIES - len(entries))]]:
+            entry: WorkloadGoodput | None = entries.get(uid)
             account = self._accounts.get(uid)
             if account is None or not (account.waiting or (entry is not None and _is_old(entry, now_ms))):
                 continue
             account.handed = len(account.waiting)
-            known = account.newest if entry is None else entry
-            ledger = account.read(known)
-            if known is None or accounts.read(known) != ledger or _is_old(known, now_ms):
-                known = accounts.written(ledger, by_uid[uid], now_ms, save_s=save_s.get(uid, 0.0))
-                account.newest = known
-            found[uid] = known
-        if not found and policy.status.goodput is None:
+            newest = account.newest if entry is None else entry
+            ledger = account.read(newest)
+            if newest is None or accounts.read(newest) != ledger or _is_old(newest, now_ms):
+                newest = accounts.written(ledger, by_uid[uid], now_ms, save_s=save_s.get(uid, 0.0))
+                account.newest = newest
+            entries[uid] = newest
+        if not entries and policy.status.goodput is None:
             return None
-        return sorted(found.values(), key=lambda entry: entry.name)
+        return sorted(entries.values(), key=lambda entry: entry.name)
 
     def written(self, workloads: Iterable[Workload]) -> None:
         """The entries of these workloads are in the status."""
@@ -314,11 +314,11 @@ class GoodputRecorder:
 
 
 def _repeats(change: _Change, account: _Account) -> bool:
-    """Returns whether a change says all that the newest waiting one does: a process tells sums since its start."""
-    last = account.waiting[-1] if len(account.waiting) > account.handed else None
-    if not (isinstance(change, ProcessTimes) and isinstance(last, ProcessTimes)):
+    """Returns whether a change has all that the newest waiting one has: a process reports sums since its start."""
+    newest = account.waiting[-1] if len(account.waiting) > account.handed else None
+    if not (isinstance(change, ProcessTimes) and isinstance(newest, ProcessTimes)):
         return False
-    return (change.session, change.attempt, change.created_ms) == (last.session, last.attempt, last.created_ms)
+    return (change.session, change.attempt, change.created_ms) == (newest.session, newest.attempt, newest.created_ms)
 
 
 def _with_changes(ledger: GoodputLedger, changes: Iterable[_Change]) -> GoodputLedger:

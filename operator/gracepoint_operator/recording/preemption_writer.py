@@ -1,4 +1,4 @@
-"""Writes Preemptions and their Events to the API server.
+"""Writes Preemptions and their Events to the API server, and the answers to requests. Counts outcomes in the metrics.
 
 Runs as tasks of a write queue on the controller's event loop. Each write first puts this replica's own entry into the
 object. Then it joins what it reads there with what is known here (``preemption.joined_status`` only adds), and writes
@@ -25,11 +25,13 @@ from gracepoint_operator.kube.write_queue import Key, WriteQueue
 from gracepoint_operator.logs import about, decided
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model.preemption_record import EndReason, PreemptionRecord, RequestRecord, joined_status
+from gracepoint_operator.recording.acknowledgement_log import AcknowledgementLog
 from gracepoint_operator.recording.event_recorder import EventRecorder
-from gracepoint_operator.recording.garbage_collector import AcknowledgementLog
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.resources import Preemption, Replica, RequestPhase
 from gracepoint_operator.workloads import BY_NAME
+
+logger = logging.getLogger(__name__)
 
 #: The label for requests whose cause is not in the catalogue.
 REQUESTED = "Requested"
@@ -42,14 +44,7 @@ PARTS = {
 }
 
 
-# Counts the outcome of preemptions in the metrics.
-#
-# The preemption writer calls it right after a write that changed the phase. The API server accepts such a write only
-# for the version that was read, so only one of two replicas succeeds, and each preemption is counted once: sums over
-# the replicas are right. It has no state.
-
-
-def begin(metrics: Metrics) -> None:
+def show_losses(metrics: Metrics) -> None:
     """Shows the series of losses as 0: Prometheus sees no increase in a series that begins with 1.
 
     An alert reads those of mode Enforce, and failed drills are counted by those of mode Drill.
@@ -60,8 +55,12 @@ def begin(metrics: Metrics) -> None:
                 metrics.phases.labels(phase=phase, cause=cause, mode=mode)
 
 
-def count(metrics: Metrics, before: PreemptionRecord, after: PreemptionRecord, *, pods_live: bool) -> None:
-    """Counts the change from one recorded state to the next.
+def count_outcome(metrics: Metrics, before: PreemptionRecord, after: PreemptionRecord, *, pods_live: bool) -> None:
+    """Counts the change from one recorded state to the next in the metrics.
+
+    To be called right after a write that changed the phase. The API server accepts such a write only for the version
+    that was read, so only one of two replicas succeeds, and each preemption is counted once: sums over the replicas are
+    right.
 
     Args:
         metrics: The metrics.
@@ -88,7 +87,12 @@ def count(metrics: Metrics, before: PreemptionRecord, after: PreemptionRecord, *
 def count_receipts(metrics: Metrics, before: PreemptionRecord, after: PreemptionRecord) -> None:
     """Counts missing acknowledgements once no more are expected. Call it after every write."""
     receipts = after.status.acknowledgements
-    if preemption_status.is_told(after) and receipts is not None and _is_settled(after) and not _is_settled(before):
+    if (
+        preemption_status.is_announced(after)
+        and receipts is not None
+        and _is_settled(after)
+        and not _is_settled(before)
+    ):
         metrics.undelivered.inc(max(receipts.expected - receipts.received, 0))
 
 
@@ -111,13 +115,13 @@ def _is_settled(preemption: PreemptionRecord) -> bool:
 def _cause(preemption: PreemptionRecord) -> str:
     """The cause as a label. A request may have any cause, and each would be another time series."""
     cause = preemption.spec.cause
-    return cause if cause in {str(known) for known in signals.Cause} else REQUESTED
+    return cause if cause in {str(catalogued) for catalogued in signals.Cause} else REQUESTED
 
 
 def _count_save(metrics: Metrics, preemption: PreemptionRecord) -> None:
     status = preemption.status
-    for part, (begin, end) in PARTS.items():
-        began_s, ended_s = preemption.timing(begin), preemption.timing(end)
+    for part, (first_stage, last_stage) in PARTS.items():
+        began_s, ended_s = preemption.timing(first_stage), preemption.timing(last_stage)
         if began_s is not None and ended_s is not None:
             metrics.emergency_s.labels(part=part).observe(max(ended_s - began_s, 0.0))
     # Nothing is lost when a drill is late: its pods live on.
@@ -125,8 +129,6 @@ def _count_save(metrics: Metrics, preemption: PreemptionRecord) -> None:
         metrics.spare_s.observe(status.seconds_to_spare)
     metrics.steps_lost.inc(status.steps_lost or 0)
 
-
-log = logging.getLogger(__name__)
 
 _API_VERSION = f"{names.GROUP}/{names.API_VERSION}"
 
@@ -138,7 +140,7 @@ class PreemptionWriter:
         api: The API server.
         cache: What is known of the cluster.
         acknowledgements: What only this replica knows.
-        policy_writer: Is told of what changes a policy's status.
+        policy_writer: Gets what changes a policy's status.
         events: Posts Events. Has this replica's name, the owner of its entries.
         metrics: Counts phases and failures.
         interval_s: Seconds between two writes of one Preemption.
@@ -161,7 +163,7 @@ class PreemptionWriter:
         self._cache = cache
         self._acknowledgements = acknowledgements
         self._metrics = metrics
-        begin(metrics)
+        show_losses(metrics)
         self._replica = events.replica
         self.made: set[Key] = set()
         self._policy_writer = policy_writer
@@ -177,7 +179,7 @@ class PreemptionWriter:
             urgent: True if it began or ended just now. Then the write does not wait for the pause to end.
             after_s: How many seconds the first write waits.
         """
-        if not preemption.is_restored:  # whoever restores it may also restore its status
+        if not preemption.is_restored:  # whatever restores it may also restore its status
             self._write_queue.touch(preemption.key, urgent=urgent, after_s=after_s)
 
     async def settled(self, preemption: PreemptionRecord, timeout_s: float) -> None:
@@ -202,10 +204,10 @@ class PreemptionWriter:
     async def close(self, timeout_s: float) -> None:
         await self._write_queue.close(timeout_s)
 
-    def _refused(self, key: Key, why: str | None) -> None:
+    def _refused(self, key: Key, reason: str | None) -> None:
         """Notes why the API server refuses to write a preemption. None: it is not refused any more."""
         preemption = self._cache.preemptions.records.get(key)
-        if why is None:
+        if reason is None:
             policy = self._unrecorded.pop(key, None)
         elif preemption is None:
             return  # forgotten meanwhile
@@ -213,7 +215,7 @@ class PreemptionWriter:
             policy = self._unrecorded[key] = preemption.spec.policy.name
         self._metrics.unrecorded.set(len(self._unrecorded))
         if policy is not None:
-            self._policy_writer.recording((key[0], policy), key[1], why)
+            self._policy_writer.recording((key[0], policy), key[1], reason)
 
     async def _write(self, key: Key) -> None:
         namespace, name = key
@@ -222,19 +224,19 @@ class PreemptionWriter:
             return
         try:
             body = await self._made(preemption)
-            found = PreemptionRecord.of(body)
-            if preemption.is_of_another_life(found):
-                log.error(
-                    "a record of another life of the gang has this name, what was known under it is dropped",
+            stored = PreemptionRecord.of(body)
+            if preemption.is_of_another_life(stored):
+                logger.error(
+                    "a Preemption of another attempt of the gang has this name, what is known under it here is dropped",
                     extra=about(preemption=name, attempt=preemption.spec.restart_attempt),
                 )
                 self._acknowledgements.forget(key)
-                self._cache.preemptions.put(found)
-            joined = self._joined(found)
-            if joined is not None and joined.spec != found.spec:
+                self._cache.preemptions.put(stored)
+            joined = self._joined(stored)
+            if joined is not None and joined.spec != stored.spec:
                 body = await self._api.merge(objects.PREEMPTIONS, namespace, name, {"spec": joined.spec.to_json()})
-                await self._announce_move(found, PreemptionRecord.of(body), str(body["metadata"]["uid"]))
-            entry = self._own_entry(found)
+                await self._announce_move(stored, PreemptionRecord.of(body), str(body["metadata"]["uid"]))
+            entry = self._own_entry(stored)
             if entry is not None:
                 body = await self._apply(key, entry)
         except client.NotFound as error:
@@ -242,7 +244,9 @@ class PreemptionWriter:
                 return  # it was deleted; the watch will bring that
             if await self._has_namespace(namespace):  # so the kind is not served just now
                 raise client.Unavailable(str(error)) from error
-            log.info("a record was never made, and is dropped with its namespace", extra=about(preemption=name))
+            logger.info(
+                "a Preemption was never created, and is dropped with its namespace", extra=about(preemption=name)
+            )
             self._acknowledgements.forget(key)
             self._cache.preemptions.drop_unmade(key)
             return
@@ -277,11 +281,11 @@ class PreemptionWriter:
             "spec": preemption.spec.to_json(),
         }
         try:
-            made = await self._api.create(objects.PREEMPTIONS, preemption.namespace, body)
+            created = await self._api.create(objects.PREEMPTIONS, preemption.namespace, body)
         except client.AlreadyExists:
             return await self._api.get(objects.PREEMPTIONS, preemption.namespace, preemption.name)
         self.made.add(preemption.key)
-        return made
+        return created
 
     async def _has_namespace(self, name: str) -> bool:
         try:
@@ -292,25 +296,27 @@ class PreemptionWriter:
 
     def _joined(self, current: PreemptionRecord) -> PreemptionRecord | None:
         """The API's record joined with what is known here. None if it was forgotten here."""
-        known = self._cache.preemptions.records.get(current.key)
-        return None if known is None else known.joined(current)
+        record = self._cache.preemptions.records.get(current.key)
+        return None if record is None else record.joined(current)
 
     def _changes(self, joined: PreemptionRecord, current: PreemptionRecord) -> client.JsonObject:
         """The fields of the status that must be written."""
-        wanted = joined.status
-        if wanted.acknowledgements is None:  # its creator died before the first status
-            wanted = joined_status(
-                preemption_status.noticed(len(self._cache.objects.pods_at(joined)), joined.spec), wanted
+        status = joined.status
+        if status.acknowledgements is None:  # its creator died before the first status
+            status = joined_status(
+                preemption_status.noticed(len(self._cache.objects.pods_at(joined)), joined.spec), status
             )
         observed_at = joined.spec.observed_at.timestamp()
         first_at = self._acknowledgements.first_acknowledged_at(joined.key)
         if first_at is not None:
-            wanted = preemption_status.with_stage(wanted, "firstAck", observed_at, first_at)
-        names = [pod.name for pod in self._cache.objects.pods_at(joined)] if preemption_status.is_told(joined) else []
-        wanted = preemption_status.acknowledged(wanted, names, observed_at)
+            status = preemption_status.with_stage(status, "firstAck", observed_at, first_at)
+        names = (
+            [pod.name for pod in self._cache.objects.pods_at(joined)] if preemption_status.is_announced(joined) else []
+        )
+        status = preemption_status.acknowledged(status, names, observed_at)
         if current.generation:
-            wanted = wanted.model_copy(update={"observed_generation": current.generation})
-        return wanted.changes_since(current.status)
+            status = status.model_copy(update={"observed_generation": current.generation})
+        return status.changes_since(current.status)
 
     def _own_entry(self, current: PreemptionRecord) -> Replica | None:
         """This replica's entry, if the record has another one or none."""
@@ -352,10 +358,10 @@ class PreemptionWriter:
             notes.append(preemption_status.note_of_phase(after, Phase.AGREED))
         count_receipts(self._metrics, before, after)
         if before.status.phase is not after.status.phase:
-            count(self._metrics, before, after, pods_live=self._pods_live(after))
+            count_outcome(self._metrics, before, after, pods_live=self._pods_live(after))
             notes.append(preemption_status.note_of_phase(after, after.phase))
-            log.info(
-                "preemption moved on",
+            logger.info(
+                "preemption changed its phase",
                 extra=decided(preemption=after.name, phase=after.phase, why=after.status.message),
             )
             self._policy_writer.touch(after.namespace, after.spec.policy.name)
@@ -372,15 +378,12 @@ class PreemptionWriter:
 _WORKLOAD_COMES_S = 5.0
 
 
-# Writes the answers to requests into their statuses.
-#
-# Runs as tasks of a write queue on the controller's event loop. Both replicas decide the same answer and write it. The
-# second write changes nothing. A replica whose view is older may find that nothing comes of a request which the other
-# one has adopted. So Superseded is written only over the phase from which it was decided.
-
-
 class RequestWriter:
-    """Keeps the statuses of requests up to date.
+    """Writes the answers to requests into their statuses.
+
+    Both replicas decide the same answer and write it. The second write changes nothing. A replica whose view is older
+    may find that nothing comes of a request which the other one has adopted. So Superseded is written only over the
+    phase from which it was decided.
 
     Args:
         api: The API server.
@@ -396,8 +399,8 @@ class RequestWriter:
     def answer(self, answer: Answer) -> None:
         """Writes an answer soon. The same answer is decided again until the watch brings it, and is written once."""
         key = _key(answer.request.kind, answer.request.namespace, answer.request.name)
-        known = self._answers.get(key)
-        if known is None or (known.request.uid, known.status) != (answer.request.uid, answer.status):
+        earlier = self._answers.get(key)
+        if earlier is None or (earlier.request.uid, earlier.status) != (answer.request.uid, answer.status):
             self._answers[key] = answer
             self._write_queue.touch(key, urgent=True)
 
@@ -415,7 +418,7 @@ class RequestWriter:
                 self.answer(answer)
 
     def forget(self, kind: objects.Kind, namespace: str, name: str) -> None:
-        """Forgets a request that was deleted, or is over for good."""
+        """Forgets a request that was deleted, or is over."""
         self._answers.pop(_key(kind, namespace, name), None)
 
     async def close(self, timeout_s: float) -> None:
@@ -427,16 +430,16 @@ class RequestWriter:
             return
         kind, namespace, name = answer.request.kind, answer.request.namespace, answer.request.name
         try:
-            found = await self._api.get(kind, namespace, name)
-            if found["metadata"]["uid"] != answer.request.uid:
+            stored = await self._api.get(kind, namespace, name)
+            if stored["metadata"]["uid"] != answer.request.uid:
                 return  # another request of this name; the watch will bring it
-            if answer.status.phase is RequestPhase.SUPERSEDED and _phase(found) != answer.request.status.phase:
+            if answer.status.phase is RequestPhase.SUPERSEDED and _phase(stored) != answer.request.status.phase:
                 # The watch will bring what the other replica wrote. Then it is decided again.
                 if self._answers.get(key) is answer:
                     del self._answers[key]
                 return
             patch = {
-                "metadata": {"resourceVersion": found["metadata"]["resourceVersion"]},
+                "metadata": {"resourceVersion": stored["metadata"]["resourceVersion"]},
                 "status": answer.status.to_json(),
             }
             await self._api.merge_status(kind, namespace, name, patch)

@@ -1,7 +1,7 @@
-"""Shows the other replicas that this one lives, and tells which of them live: by a Lease for each.
+"""Shows the other replicas that this one lives, and says which of them live: by a Lease for each.
 
-What a replica writes into policies counts as long as the replica lives. A Lease of its own, renewed twice a minute,
-says that for all policies at once, so that these need not be written while nothing changes.
+What a replica writes into policies counts as long as the replica lives. Its Lease, renewed twice a minute, says
+that for all policies at once, so that these need not be written while nothing changes.
 
 Everything here runs on the controller's event loop, in the task of ``ConnectionWriter``. When another replica's Lease
 was renewed is taken from the moment at which the change was seen here, as clocks of machines differ.
@@ -78,19 +78,19 @@ class ReplicaLease:
             self._own = await self._api.create(objects.LEASES, self._namespace, body)
         listed = await self._api.list(objects.LEASES, label_selector=LABEL, namespace=self._namespace)
         self._renewed_at = self._clock()
-        seen: dict[str, tuple[str, float]] = {}
+        renewals: dict[str, tuple[str, float]] = {}
         for item in listed.items:
-            found = item["spec"]
-            holder, renewed = str(found.get("holderIdentity") or ""), str(found.get("renewTime") or "")
-            known = self._seen.get(holder)
-            if known is None:
-                seen[holder] = (renewed, min(now, parse_time(renewed) or now))
+            lease_spec = item["spec"]
+            holder, renewed = str(lease_spec.get("holderIdentity") or ""), str(lease_spec.get("renewTime") or "")
+            earlier = self._seen.get(holder)
+            if earlier is None:
+                renewals[holder] = (renewed, min(now, parse_time(renewed) or now))
             else:
-                seen[holder] = known if known[0] == renewed else (renewed, now)
-            if now - seen[holder][1] > _FORGOTTEN_S:
+                renewals[holder] = earlier if earlier[0] == renewed else (renewed, now)
+            if now - renewals[holder][1] > _FORGOTTEN_S:
                 with contextlib.suppress(client.NotFound, client.Conflict, client.Refused):
                     await self._api.delete(objects.LEASES, item)
-        self._seen = seen
+        self._seen = renewals
 
     def is_watching(self, within_s: float) -> bool:
         """Returns whether the API server has answered the watch of the policies within that time."""
@@ -109,8 +109,8 @@ class ReplicaLease:
             replica: Its name.
             written_at: When it wrote what is asked about, in seconds since the epoch.
         """
-        known = self._seen.get(replica)
-        newest_at = written_at if known is None else max(written_at, known[1])
+        renewal = self._seen.get(replica)
+        newest_at = written_at if renewal is None else max(written_at, renewal[1])
         # What has become of a Lease since this replica last looked cannot be known here.
         return replica == self.replica or self._renewed_at - newest_at < STALE_S
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.decisions import waiting
 from gracepoint_operator.decisions.waiting import NAMED_AFTER_S, EventSaid, StartWait, WaitKind
 from gracepoint_operator.kube import client, objects
@@ -21,12 +20,10 @@ from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.kube.objects import parse_time, text
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
 from gracepoint_operator.logs import about, seldom
-from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.read_errors import Unreadable, reading
-from gracepoint_operator.recording.event_recorder import EventRecorder
-from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
+from gracepoint_operator.recording.trouble_recorder import RecorderContext
 from gracepoint_operator.workloads import Workload
 
 log = logging.getLogger(__name__)
@@ -71,41 +68,26 @@ class WaitRecorder:
     """Records what gangs wait for before all their processes run.
 
     Args:
+        context: What all recorders share.
         api: The API server, which is asked for Events.
-        cache: What is known of the cluster.
-        policy_writer: Writes the statuses of policies.
         preemption_writer: Writes the Preemptions.
-        events: Posts Events.
-        metrics: Shows how many gangs wait, and for how long.
-        clock: Seconds since the epoch.
-        interval_s: Seconds between two Events of one workload.
     """
 
-    def __init__(
-        self,
-        api: KubeClient,
-        cache: ClusterCache,
-        policy_writer: PolicyWriter,
-        preemption_writer: PreemptionWriter,
-        events: EventRecorder,
-        metrics: Metrics,
-        clock: Callable[[], float],
-        interval_s: float,
-    ) -> None:
+    def __init__(self, context: RecorderContext, api: KubeClient, preemption_writer: PreemptionWriter) -> None:
         self._api = api
-        self._cache = cache
-        self._policy_writer = policy_writer
+        self._cache = context.cache
+        self._policy_writer = context.policy_writer
         self._preemption_writer = preemption_writer
-        self._events = events
-        self._metrics = metrics
-        self._clock = clock
+        self._events = context.events
+        self._metrics = metrics = context.metrics
+        self._clock = context.clock
         self._known: dict[str, _WaitingGang] = {}  # by the workload's UID
         self._ended: dict[str, tuple[Workload, str]] = {}  # of what an Event has to say that it is over
         self._oldest: dict[WaitKind, float] = {}  # since when the gang waits that waits longest
         for kind in WaitKind:
             metrics.waiting.labels(kind)
             metrics.waiting_s.labels(kind).set_function(functools.partial(self._longest_s, kind))
-        self._write_queue = WriteQueue("wait", self._write, metrics, interval_s)
+        self._write_queue = WriteQueue("wait", self._write, metrics, context.interval_s)
 
     def observe(self, gang: GangSnapshot) -> float | None:
         """Looks at a gang. Returns when to look again even if nothing changes. None: there is no need."""

@@ -1,6 +1,6 @@
 """Everything that this replica writes to the API server in the background, as one object.
 
-The writers run on the controller's event loop, each with tasks of its own write queue. ``close`` ends them all.
+The writers run on the controller's event loop, each with the tasks of its write queue. ``close`` ends them all.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import asyncio
 import dataclasses
 
 from gracepoint_operator.kube.objects import PREEMPTIONS, REQUESTS, Kind
-from gracepoint_operator.recording.garbage_collector import AcknowledgementLog
-from gracepoint_operator.recording.pod_writer import FirstSeenWriter, PodProtector, SidecarEnder
+from gracepoint_operator.recording.acknowledgement_log import AcknowledgementLog
+from gracepoint_operator.recording.first_seen_writer import FirstSeenWriter
+from gracepoint_operator.recording.pod_writer import PodProtector, SidecarEnder
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter, RequestWriter
 from gracepoint_operator.recording.trouble_recorder import StallRecorder, TroubleRecorder

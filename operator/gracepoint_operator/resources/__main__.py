@@ -37,13 +37,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m gracepoint_operator.resources", description=__doc__)
     parser.add_argument("--write", metavar="ROOT", type=Path, help="root of the project, to write its copies")
     arguments = parser.parse_args()
-    made = documents()
+    crd_texts = documents()
     if arguments.write is None:
-        print("---\n".join(made.values()), end="")
+        print("---\n".join(crd_texts.values()), end="")
         return
     for folder in FOLDERS:
         (arguments.write / folder).mkdir(parents=True, exist_ok=True)
-        for name, text in made.items():
+        for name, text in crd_texts.items():
             (arguments.write / folder / name).write_text(text, encoding="utf-8")
             print(arguments.write / folder / name)
     page = arguments.write / PAGE

@@ -28,7 +28,7 @@ from pydantic.alias_generators import to_camel
 from gracepoint.wire.names import API_VERSION, GROUP, OLD_API_VERSION
 from gracepoint_operator.read_errors import Unreadable, reading, shortened
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _PASSES = 3
 
@@ -41,8 +41,8 @@ def cel(rule: str, message: str, found: str = "") -> dict[str, Any]:
         message: What was expected; without quotes.
         found: CEL of the string to add as what was found.
     """
-    made = {"rule": rule, "message": message}
-    return made | {"messageExpression": f"'{message}; found ' + {found}"} if found else made
+    constraint = {"rule": rule, "message": message}
+    return constraint | {"messageExpression": f"'{message}; found ' + {found}"} if found else constraint
 
 
 def cel_from(rule: str, message: str) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def rules(*items: dict[str, Any]) -> dict[str, Any]:
 
 
 def list_map(key: str) -> dict[str, Any]:
-    """The schema extension of a list whose entries are told apart by ``key``, each owned by its writer."""
+    """The schema extension of a list whose entries are distinguished by ``key``, each owned by its writer."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
@@ -161,7 +161,7 @@ class Condition(Model):
 Conditions = Annotated[list[Condition], Field(max_length=16, json_schema_extra=list_map("type"))]
 
 
-#: What of the metadata is read beside the model.
+#: What of the metadata is read in addition to the model.
 _IDENTITY: dict[str, type] = {"name": str, "namespace": str, "uid": str, "generation": int}
 
 
@@ -221,7 +221,7 @@ class Resource(Model):
         An object of a newer version is read, too: after a rollback, or while replicas are replaced, an operator meets
         objects that a newer one, or the users of a newer one, wrote. Fields that this version does not know are passed
         over, and so are values that it does not know of fields that have a list of values (``in_place_of_unknown``);
-        ``unknown`` names them. The API server refuses both for whoever writes such an object under this version's CRD.
+        ``unknown`` names them. The API server refuses both from users who write such an object under this CRD.
 
         Raises:
             Unreadable: It is not of this version's schema for another reason; names the fields.
@@ -229,9 +229,9 @@ class Resource(Model):
         with reading(f"a {cls.__name__}"):
             read = cls._tolerantly(body)
             for field, kind in _IDENTITY.items():
-                if not isinstance(found := read.metadata.get(field, kind()), kind):
+                if not isinstance(value := read.metadata.get(field, kind()), kind):
                     raise Unreadable(
-                        f"a {cls.__name__}: metadata.{field}: expected {kind.__name__}, found {shortened(repr(found))}"
+                        f"a {cls.__name__}: metadata.{field}: expected {kind.__name__}, found {shortened(repr(value))}"
                     )
             return read
 
@@ -244,24 +244,24 @@ class Resource(Model):
         except ValidationError as error:
             first = error
         plain: dict[str, Any] = json.loads(text)
-        found: dict[str, None] = {}
+        unknown: dict[str, None] = {}
         # One pass for fields and values. Further passes for fields that pydantic did not reach before.
         for _ in range(_PASSES):
-            if not _pass_over(plain, first, cls, found):
+            if not _pass_over(plain, first, cls, unknown):
                 raise first
             try:
                 read = cls.model_validate_json(json.dumps(plain))
             except ValidationError as error:
                 first = error
                 continue
-            read._unknown = tuple(found)  # noqa: SLF001  made here
+            read._unknown = tuple(unknown)  # noqa: SLF001  made here
             name = f"{read.metadata.get('namespace')}/{read.metadata.get('name')}"
-            _say_once(cls.kind_name, name, tuple(found))
+            _warn_once(cls.kind_name, name, tuple(unknown))
             return read
         raise first
 
 
-def _pass_over(plain: dict[str, Any], error: ValidationError, model: type[Resource], found: dict[str, None]) -> bool:
+def _pass_over(plain: dict[str, Any], error: ValidationError, model: type[Resource], unknown: dict[str, None]) -> bool:
     """Takes what only a newer version knows out of ``plain``; False if something else is wrong with it."""
     problems = error.errors(include_url=False, include_context=False)
     for problem in problems:
@@ -269,37 +269,34 @@ def _pass_over(plain: dict[str, Any], error: ValidationError, model: type[Resour
             return False
     # Entries of a list from its end, so that the indices of the others stay.
     for problem in sorted(problems, key=lambda item: [str(part).rjust(8, "0") for part in item["loc"]], reverse=True):
-        *parents, last = problem["loc"]
+        *parents, key = problem["loc"]
         place: Any = plain
         for part in parents:
             place = place[part]
         path = tuple(part for part in problem["loc"] if isinstance(part, str))
         if problem["type"] == "extra_forbidden":
-            found[".".join(map(str, problem["loc"]))] = None
+            unknown[".".join(map(str, problem["loc"]))] = None
         else:
-            found[f"{'.'.join(path)}: {str(place[last])[:64]!r}"] = None
+            unknown[f"{'.'.join(path)}: {str(place[key])[:64]!r}"] = None
         if path in model.in_place_of_unknown and problem["type"] == "enum":
-            place[last] = model.in_place_of_unknown[path]
+            place[key] = model.in_place_of_unknown[path]
         else:
-            del place[last]
+            del place[key]
     return True
 
 
 @functools.lru_cache(maxsize=4096)
-def _say_once(kind: str, name: str, unknown: tuple[str, ...]) -> None:
-    log.warning(
+def _warn_once(kind: str, name: str, unknown: tuple[str, ...]) -> None:
+    logger.warning(
         "%s %s: found %s, which this version does not know and passes over; a newer operator does", kind, name, unknown
     )
 
 
-# From pydantic's JSON schema to the structural OpenAPI v3 schema of a CRD. Pure.
-#
-# What the API server does not take is translated: ``$ref`` is put in place, "or null" means "may be absent", and
-# ``additionalProperties: false`` goes, as the API server prunes or refuses unknown fields by itself.
-
-
 def structural(model: type[BaseModel]) -> dict[str, Any]:
-    """The structural schema of ``model``.
+    """The structural OpenAPI v3 schema of ``model``, as a CRD has it, from pydantic's JSON schema.
+
+    What the API server does not take is translated: ``$ref`` is put in place, "or null" means "may be absent", and
+    ``additionalProperties: false`` goes, as the API server prunes or refuses unknown fields by itself.
 
     Raises:
         ValueError: The model uses what a structural schema cannot say; names where.
@@ -318,9 +315,10 @@ def either(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     if first.get("default") != second.get("default"):
         merged.pop("default")
     if "properties" in first and "properties" in second:
-        ours, theirs = first["properties"], second["properties"]
-        shared = {name: either(ours[name], theirs[name]) for name in ours.keys() & theirs.keys()}
-        of_one = {name: _without_default(field) for name, field in {**ours, **theirs}.items()}
+        first_fields, second_fields = first["properties"], second["properties"]
+        names = first_fields.keys() & second_fields.keys()
+        shared = {name: either(first_fields[name], second_fields[name]) for name in names}
+        of_one = {name: _without_default(field) for name, field in {**first_fields, **second_fields}.items()}
         merged["properties"] = {**of_one, **shared}
         merged["required"] = [name for name in first.get("required", []) if name in second.get("required", [])]
     if "enum" in first and "enum" in second:
@@ -391,12 +389,12 @@ def _translate(node: dict[str, Any], definitions: dict[str, Any], path: str) -> 
 
 
 def _overlay(target: dict[str, Any], node: dict[str, Any], reference: str) -> dict[str, Any]:
-    """Returns ``target`` with the keys beside the reference to it. The field's keys win; the rules of both apply."""
-    beside = {key: value for key, value in node.items() if key != reference}
+    """Returns ``target`` with the other keys of the node that refers to it. These win; the rules of both apply."""
+    own = {key: value for key, value in node.items() if key != reference}
     rules = "x-kubernetes-validations"
-    if rules in target and rules in beside:
-        beside[rules] = target[rules] + beside[rules]
-    return {**target, **beside}
+    if rules in target and rules in own:
+        own[rules] = target[rules] + own[rules]
+    return {**target, **own}
 
 
 def _reflow(text: str) -> str:
@@ -408,9 +406,6 @@ def _reflow(text: str) -> str:
 _VALUES_MESSAGE = "values must be there for In and NotIn, and only for them"
 _Key = Annotated[str, Field(min_length=1, max_length=317)]
 _Value = Annotated[str, Field(max_length=63)]
-
-
-# Label selectors, as metav1.LabelSelector. Pure.
 
 
 class LabelOperator(StrEnum):
@@ -467,8 +462,8 @@ def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bo
     """
     if selector is None:
         return False
-    wanted: Mapping[str, str] = selector.get("matchLabels") or {}
-    return all(labels.get(key) == value for key, value in wanted.items()) and all(
+    match_labels: Mapping[str, str] = selector.get("matchLabels") or {}
+    return all(labels.get(key) == value for key, value in match_labels.items()) and all(
         _meets(expression, labels) for expression in selector.get("matchExpressions") or ()
     )
 

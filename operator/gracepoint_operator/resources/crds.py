@@ -1,4 +1,4 @@
-"""The CustomResourceDefinitions, made from the models."""
+"""The CustomResourceDefinitions, and the reference of the fields that users write, made from the models. Pure."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _preemption() -> dict[str, Any]:
 
 def definitions() -> dict[str, dict[str, Any]]:
     """All CRDs, by the name of the file that each is kept in."""
-    made = (
+    crds = (
         _definition(CheckpointPolicy, ["ckpol"], _POLICY_COLUMNS, _parts(CheckpointPolicy), _POLICY_RULES),
         _definition(Preemption, ["pre"], _PREEMPTION_COLUMNS, _preemption(), {}),
         _definition(PreemptionRequest, ["prereq"], _REQUEST_COLUMNS, _parts(PreemptionRequest), {}, is_new=True),
@@ -169,13 +169,10 @@ def definitions() -> dict[str, dict[str, Any]]:
             is_new=True,
         ),
     )
-    return {f"{crd['metadata']['name']}.yaml": crd for crd in made}
+    return {f"{crd['metadata']['name']}.yaml": crd for crd in crds}
 
 
 START, END = "<!-- fields: generated from the models -->\n", "<!-- end of fields -->\n"
-
-
-# The reference of the fields that users write, from the models. Pure.
 
 
 def policy_fields() -> str:
@@ -183,7 +180,7 @@ def policy_fields() -> str:
     lines = []
     for path, node in _leaves(structural(CheckpointPolicySpec), "spec"):
         default = "required" if node["required"] else f"default: {_default(node)}"
-        lines += [f"- **`{path}`** ({_type(node)}; {default})", f"  {_words(node)}"]
+        lines += [f"- **`{path}`** ({_type(node)}; {default})", f"  {_description(node)}"]
     return "\n".join(lines) + "\n"
 
 
@@ -199,8 +196,8 @@ def put_between(page: str, start: str, end: str, text: str) -> str:
         ValueError: It does not have these lines.
     """
     before, _, rest = page.partition(start)
-    _, found, after = rest.partition(end)
-    if not found:
+    _, end_mark, after = rest.partition(end)
+    if not end_mark:
         raise ValueError(f"the page has nothing to renew: expected the lines {start!r} and {end!r}")
     return f"{before}{start}{text}{end}{after}"
 
@@ -232,5 +229,5 @@ def _default(node: dict[str, Any]) -> str:
     return str(default) or "empty"
 
 
-def _words(node: dict[str, Any]) -> str:
+def _description(node: dict[str, Any]) -> str:
     return str(node["description"]).replace("\n\n", " ")

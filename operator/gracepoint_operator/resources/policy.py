@@ -3,6 +3,10 @@
 There are two kinds of fields. The operator uses ``PolicyInForce`` (``mode``, ``signals``, ...) for its decisions: an
 edit takes effect at the next disruption. All other fields must be the same for all processes of a gang: the webhook
 writes them into the JobSet when it is created, and they stay for its life.
+
+ClusterCheckpointPolicy: what administrators say for the namespaces of a cluster. It has a default policy, for JobSets
+and Jobs that name none, and for those that name this one where their namespace has no CheckpointPolicy of that name;
+and limits, which hold for every policy in these namespaces.
 """
 
 from __future__ import annotations
@@ -42,9 +46,6 @@ _KEY_PLACE_MESSAGE = (
     "serverSideEncryption.keyId is only for an s3:// URI with an aws:kms algorithm, and for a gs:// URI"
 )
 _BUCKET_KEY_MESSAGE = "bucketKey is only for the algorithms aws:kms and aws:kms:dsse"
-
-
-# Where a policy's checkpoints and compiled programs are stored, and when checkpoints are made.
 
 
 class SaveWriter(StrEnum):
@@ -365,7 +366,7 @@ class ExitBreaker(Model):
     """Length in seconds of the period in which exits are counted."""
 
 
-#: Evictions are held for at most so many seconds, whatever a policy says, if the operator is told no other number.
+#: Evictions are held for at most so many seconds, whatever a policy says, if the operator is given no other number.
 DEFAULT_LONGEST_HOLD_S = 600.0
 
 
@@ -539,19 +540,13 @@ class CheckpointPolicy(Resource):
         """UIDs of the workloads with another checkpoint or process than ``before``, if anything depends on them."""
         if not self.spec.voluntary_disruption.checkpoint_younger_than_seconds:
             return set()
-        known = set() if before is None else _newest_checkpoints(before.status)
-        return {str(uid) for uid, *_ in _newest_checkpoints(self.status) - known}
+        earlier = set() if before is None else _newest_checkpoints(before.status)
+        return {str(uid) for uid, *_ in _newest_checkpoints(self.status) - earlier}
 
 
 def _newest_checkpoints(status: CheckpointPolicyStatus) -> set[tuple[object, ...]]:
     lives = ((entry.uid, life) for entry in status.goodput or () for life in entry.lives[-1:])
     return {(uid, life.session, life.restored, life.saved, life.gone) for uid, life in lives}
-
-
-# ClusterCheckpointPolicy: what administrators say for the namespaces of a cluster: a default policy, and limits.
-#
-# The default is for JobSets and Jobs that name no policy, and for those that name this one where their namespace has no
-# CheckpointPolicy of that name. The limits hold for every policy in these namespaces.
 
 
 class PolicyLimits(Model):
@@ -619,8 +614,8 @@ def default_of(
     policies: Iterable[ClusterCheckpointPolicy], labels: Mapping[str, str]
 ) -> ClusterCheckpointPolicy | None:
     """Returns the policy whose default is for workloads that name none, in a namespace with these labels."""
-    found = (policy for policy in policies if policy.spec.default is not None and policy.selects(labels))
-    return min(found, key=lambda policy: policy.name, default=None)
+    candidates = (policy for policy in policies if policy.spec.default is not None and policy.selects(labels))
+    return min(candidates, key=lambda policy: policy.name, default=None)
 
 
 def why_no_default(name: str, policy: ClusterCheckpointPolicy | None, labels: Mapping[str, str]) -> str | None:
@@ -632,15 +627,15 @@ def why_no_default(name: str, policy: ClusterCheckpointPolicy | None, labels: Ma
         labels: Labels of the namespace.
     """
     if policy is None:
-        found = f"found no ClusterCheckpointPolicy {name}"
+        finding = f"found no ClusterCheckpointPolicy {name}"
     elif policy.spec.default is None:
-        found = f"found no spec.default in the ClusterCheckpointPolicy {name}"
+        finding = f"found no spec.default in the ClusterCheckpointPolicy {name}"
     elif not policy.selects(labels):
-        found = f"found a spec.namespaceSelector of the ClusterCheckpointPolicy {name} that is not for this namespace"
+        finding = f"found a spec.namespaceSelector of the ClusterCheckpointPolicy {name} that is not for this namespace"
     else:
         return None
     return (
-        f"{found}, expected a default. Let an administrator give it back, or delete the CheckpointPolicy {name} of "
+        f"{finding}, expected a default. Let an administrator give it back, or delete the CheckpointPolicy {name} of "
         "this namespace and create one of your own"
     )
 
@@ -652,5 +647,5 @@ def made_from(policy: CheckpointPolicy) -> str:
 
 
 def _is_original(owner: object, name: str) -> bool:
-    wanted = {"kind": ClusterCheckpointPolicy.kind_name, "name": name}
-    return isinstance(owner, Mapping) and owner.get("controller") is True and wanted.items() <= owner.items()
+    reference = {"kind": ClusterCheckpointPolicy.kind_name, "name": name}
+    return isinstance(owner, Mapping) and owner.get("controller") is True and reference.items() <= owner.items()

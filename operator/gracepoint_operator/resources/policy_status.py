@@ -20,8 +20,6 @@ from gracepoint_operator.resources.base import (
     list_map,
 )
 
-# The part of a policy's status that says where the time of each JobSet went.
-
 
 class SaveIntervalMode(StrEnum):
     """What says when periodic saves are due."""

@@ -1,4 +1,7 @@
-"""Preemption: one disruption of one JobSet, as API, durable state and record at once."""
+"""Preemption: one disruption of one JobSet, as API, durable state and record at once.
+
+PreemptionRequest: what a user or a controller asks for, to save and exit, or to rehearse that.
+"""
 
 from __future__ import annotations
 
@@ -268,8 +271,8 @@ def _has(fields: tuple[str, ...], joined: str) -> str:
     return joined.join(f"has(self.{field})" for field in fields)
 
 
-#: The schema of a Preemption's spec beside its fields. Requests of version 0.2, which are stored as Preemptions without
-#: a number, may be changed, and none is made.
+#: The schema of a Preemption's spec in addition to its fields. Requests of version 0.2, which are stored as Preemptions
+#: without a number, may be changed, and none is made.
 EITHER = rules(
     cel_from(
         f"has(self.epoch) ? {_has(_RECORD, ' && ')} && !has(self.deadlineSeconds) : oldSelf.hasValue() && "
@@ -286,7 +289,7 @@ class Preemption(Resource):
 
     kind_name: ClassVar[str] = "Preemption"
     plural: ClassVar[str] = "preemptions"
-    #: Observe and Failed: this replica tells nobody of it and changes nothing in it; the newer one does.
+    #: Observe and Failed: this replica notifies nobody of it and changes nothing in it; the newer one does.
     in_place_of_unknown: ClassVar[Mapping[tuple[str, ...], str]] = {
         ("spec", "mode"): "Observe",
         ("spec", "confidence"): "likely",
@@ -301,9 +304,6 @@ class Preemption(Resource):
 
 
 _DEADLINE_MESSAGE = "a request has exactly one of deadline and deadlineSeconds"
-
-
-# PreemptionRequest: what a user or a controller asks for, to save and exit, or to rehearse that.
 
 
 class RequestedWorkload(OfWorkload):

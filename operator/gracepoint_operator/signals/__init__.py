@@ -6,7 +6,7 @@
 * ``matching``: which rows match an object of the API server (``Mark``), the time that it names, and what the marks mean
   for a pod (``Signal``).
 
-Rows of confidence "hint" tell a gang to prepare, and start no preemption.
+Rows of confidence "hint" let a gang prepare, and start no preemption.
 
 ``model``, the packages above it and the command line call it. It calls ``resources`` and ``kube``.
 """
@@ -15,15 +15,15 @@ from gracepoint_operator.signals.catalogue import BUILT_IN, GKE_SPOT_GRACE_S, Us
 from gracepoint_operator.signals.matching import (
     HORIZON_S,
     KNOWN_TO_GANG,
-    TOLD_BEFORE,
-    TOLD_BY_GANG,
+    REPORTED_BEFORE,
+    REPORTED_BY_GANG,
     Mark,
     Signal,
     is_suspension,
     marks,
     marks_node,
     of_pod,
-    told_by_gang,
+    reported_by_gang,
 )
 from gracepoint_operator.signals.rows import Cause, On, Row
 
@@ -32,8 +32,8 @@ __all__ = [
     "GKE_SPOT_GRACE_S",
     "HORIZON_S",
     "KNOWN_TO_GANG",
-    "TOLD_BEFORE",
-    "TOLD_BY_GANG",
+    "REPORTED_BEFORE",
+    "REPORTED_BY_GANG",
     "Cause",
     "Mark",
     "On",
@@ -45,5 +45,5 @@ __all__ = [
     "marks_node",
     "of_pod",
     "read_user_rows",
-    "told_by_gang",
+    "reported_by_gang",
 ]

@@ -1,6 +1,6 @@
 """The built-in rows of the disruption catalogue, in the order in which they are tried.
 
-The ``about`` of a row says where its deadline comes from. If a signal tells no time, the pod's own grace period is
+The ``about`` of a row says where its deadline comes from. If a signal names no time, the pod's own grace period is
 assumed, because a pod that is deleted or evicted at once gets this time.
 
 ``listing`` makes the list in the docs from the rows.
@@ -43,9 +43,6 @@ _NTH = "aws-node-termination-handler"
 GKE_SPOT_GRACE_S = 15.0
 #: Seconds from EC2's notice to the end of a Spot machine.
 EC2_NOTICE_S = 120.0
-
-
-# Rows of the clouds and of the tools that add and remove nodes: GKE, AWS, AKS, Karpenter, cluster-autoscaler.
 
 
 def _aks_event(event: str, lead_s: float, confidence: Confidence, cause: Cause, about: str) -> Row:
@@ -335,14 +332,12 @@ _AKS = (
     ),
 )
 
+#: Of the clouds, and of the tools that add and remove nodes.
 CLOUD_ROWS: tuple[Row, ...] = (*_GKE, *_AWS, *_KARPENTER, *_AUTOSCALER, *_AKS)
 
 
 #: Seconds that pods that are not critical get when their kubelet shuts down gracefully.
 KUBELET_SHUTDOWN_S = 20.0
-
-
-# Rows of Kubernetes itself and of job queues: nodes, devices, pods, Jobs, JobSet, Kueue.
 
 
 def _pod_condition(name: str, reason: str, cause: Cause, about: str) -> Row:
@@ -588,13 +583,11 @@ _JOBS = (
     ),
 )
 
+#: Of Kubernetes itself, and of job queues.
 CLUSTER_ROWS: tuple[Row, ...] = (*_NODES, *_DEVICES, *_PODS, *_JOBS)
 
 
 BUILT_IN: tuple[Row, ...] = (*CLOUD_ROWS, *CLUSTER_ROWS)
-
-
-# Reads users' own rows from the file that the chart mounts.
 
 
 class UserRowsError(ValueError):
@@ -606,7 +599,7 @@ class _File(Model):
 
 
 def read_user_rows(path: Path) -> tuple[Row, ...]:
-    """Returns users' rows, in the order of the file.
+    """Returns users' own rows, in the order of the file that the chart mounts.
 
     Args:
         path: A JSON file, ``{"rows": [...]}``, in the form of the chart's value ``signals``.
@@ -621,20 +614,20 @@ def read_user_rows(path: Path) -> tuple[Row, ...]:
         raise UserRowsError(f"signals: {path} cannot be read: {error}") from error
     except ValidationError as error:
         raise UserRowsError(
-            "; ".join(_said(item["loc"], item["msg"], item["input"]) for item in error.errors())
+            "; ".join(_error_text(item["loc"], item["msg"], item["input"]) for item in error.errors())
         ) from error
-    taken = {row.name for row in BUILT_IN}
+    built_in_names = {row.name for row in BUILT_IN}
     counts = Counter(row.name for row in read.rows)
     for index, row in enumerate(read.rows):
-        if row.name in taken or counts[row.name] > 1:
-            whose = "a built-in row's" if row.name in taken else "another row's too"
+        if row.name in built_in_names or counts[row.name] > 1:
+            whose = "a built-in row's" if row.name in built_in_names else "another row's too"
             raise UserRowsError(f"signals.rows[{index}].name: expected a name of its own, found {row.name!r}, {whose}")
     return tuple(read.rows)
 
 
-def _said(location: tuple[int | str, ...], message: str, found: object) -> str:
+def _error_text(location: tuple[int | str, ...], message: str, value: object) -> str:
     path = "signals" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
-    return f"{path}: {message} (found {str(found)[:80]!r})"
+    return f"{path}: {message} (found {str(value)[:80]!r})"
 
 
 PAGE_START, PAGE_END = "<!-- rows: generated from the catalogue -->\n", "<!-- end of rows -->\n"
@@ -655,7 +648,7 @@ def listing(rows: Iterable[Row] = BUILT_IN) -> str:
     for row in rows:
         taken_back = "can be taken back" if row.cancelable else "cannot be taken back"
         lines += [
-            f"- **`{row.name}`** ({row.provider}): {_seen(row.match)}{_also(row.match)}{_unless(row)}. {row.about}",
+            f"- **`{row.name}`** ({row.provider}): {_matched(row.match)}{_also(row.match)}{_unless(row)}. {row.about}",
             f"  *{row.cause}, {row.confidence}, {taken_back}; deadline: {_by_when(row)}; kind {row.kind}.*",
         ]
     return "\n".join(lines) + "\n"
@@ -666,21 +659,21 @@ def put_into(page: str) -> str:
     return put_between(page, PAGE_START, PAGE_END, listing())
 
 
-def _seen(match: Match) -> str:
+def _matched(match: Match) -> str:
     if (taint := match.taint) is not None:
         value, effect = f"={taint.value}" if taint.value else "", f":{taint.effect}" if taint.effect else ""
         if match.kind is On.DEVICE:
             return f"{'taint' if taint.key else 'any taint'} `{taint.key or ''}{value}{effect}` of a device"
         return f"taint `{taint.key}{value}{effect}`" if taint.key else f"any other taint `{value}{effect}`"
     on = f"{match.kind}: "
-    for name, wanted in (("label", match.label), ("annotation", match.annotation)):
-        if wanted is not None:
-            but = f', without "{wanted.without}"' if wanted.without else ""
-            return f"{on}{name} `{wanted.key}{_values(wanted.values)}`{but}"
+    for name, value_match in (("label", match.label), ("annotation", match.annotation)):
+        if value_match is not None:
+            but = f', without "{value_match.without}"' if value_match.without else ""
+            return f"{on}{name} `{value_match.key}{_values(value_match.values)}`{but}"
     if (condition := match.condition) is not None:
-        said = [f"reason {' or '.join(condition.reasons)}"] if condition.reasons else []
-        said += [f'message with "{condition.message}"'] if condition.message else []
-        return f"{on}condition `{condition.type}={condition.status}`{', ' if said else ''}{', '.join(said)}"
+        details = [f"reason {' or '.join(condition.reasons)}"] if condition.reasons else []
+        details += [f'message with "{condition.message}"'] if condition.message else []
+        return f"{on}condition `{condition.type}={condition.status}`{', ' if details else ''}{', '.join(details)}"
     assert match.field is not None
     return f"{on}`{match.field.path}{_values(match.field.values)}`"
 
@@ -698,8 +691,8 @@ def _values(values: list[str]) -> str:
 def _unless(row: Row) -> str:
     if not row.tolerable:
         return ""
-    who = "pod's ResourceClaim" if row.match.kind is On.DEVICE else "pod"
-    return f", unless the {who} tolerates it for good"
+    tolerating = "pod's ResourceClaim" if row.match.kind is On.DEVICE else "pod"
+    return f", unless the {tolerating} tolerates it for good"
 
 
 def _by_when(row: Row) -> str:
@@ -710,14 +703,14 @@ def _by_when(row: Row) -> str:
     if rule.time is None:
         return plain
     fields = " or ".join(f"`{field}`" for field in rule.time.json_fields)
-    told = _TIMES[rule.time.format].format(fields=fields, since=f"`{rule.time.since}`")
+    named = _TIMES[rule.time.format].format(fields=fields, since=f"`{rule.time.since}`")
     if rule.time.minus:
-        told += f", less {' or '.join(f'`{field}`' for field in rule.time.minus)}"
-    return f"{told}; else {plain}"
+        named += f", less {' or '.join(f'`{field}`' for field in rule.time.minus)}"
+    return f"{named}; else {plain}"
 
 
 def _assumed(rule: DeadlineRule) -> str:
-    """Returns, in words, the deadline if the object tells no time."""
+    """Describes the deadline if the object names no time."""
     if rule.after_seconds is None:
         plain = (
             "the grace period"

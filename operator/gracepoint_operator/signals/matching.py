@@ -42,20 +42,17 @@ _FIRST_AT, _LAST_AT = 0.0, 253_000_000_000.0
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 
 
-# Reads the time that an object names for the end of its pods. Pure.
-
-
-def told_time(time: Time, value: str, body: Body) -> float | None:
-    """Returns the time that an object names, in seconds since the epoch. None if it names none.
+def named_time(time: Time, value: str, body: Body) -> float | None:
+    """Returns the time that an object names for the end of its pods, in seconds since the epoch. None if it names none.
 
     Raises:
         Unreadable: The value is not JSON, although the row expects it.
     """
     if time.format is TimeFormat.JSON:
-        with reading("expected JSON that tells a time"):
-            told = json.loads(value)
+        with reading("expected JSON that names a time"):
+            content = json.loads(value)
     try:
-        at = _time_in(told, time.json_fields) if time.format is TimeFormat.JSON else _plain_time(time, value, body)
+        at = _time_in(content, time.json_fields) if time.format is TimeFormat.JSON else _plain_time(time, value, body)
     except (ValueError, TypeError, AttributeError, OverflowError):  # the value is not a time
         return None
     return at if at is not None and _FIRST_AT <= at <= _LAST_AT else None
@@ -68,8 +65,8 @@ def _plain_time(time: Time, value: str, body: Body) -> float | None:
         case TimeFormat.RFC3339:
             return parse_time(value)
         case TimeFormat.HTTP_DATE:
-            found = _HTTP_DATE.search(value)
-            return None if found is None else email.utils.parsedate_to_datetime(found[0]).timestamp()
+            date_match = _HTTP_DATE.search(value)
+            return None if date_match is None else email.utils.parsedate_to_datetime(date_match[0]).timestamp()
         case TimeFormat.SECONDS:
             used_s = next((used for path in time.minus if (used := at(body, path)) is not None), 0)
             return _after(time, float(value) - float(used_s), body)
@@ -100,14 +97,14 @@ def _after(time: Time, length_s: float, body: Body) -> float | None:
 def _time_in(value: Any, fields: Iterable[str]) -> float | None:
     """Returns the time in the first of the fields that exists. Names are compared without underscores and case."""
     for path in fields:
-        found = value
+        item = value
         for part in path.split("."):
-            names = {_bare(name): item for name, item in found.items()} if isinstance(found, Mapping) else {}
-            found = names.get(_bare(part))
-        if isinstance(found, str):
-            return parse_time(found)
-        if isinstance(found, int | float):
-            return float(found)
+            names = {_bare(name): field for name, field in item.items()} if isinstance(item, Mapping) else {}
+            item = names.get(_bare(part))
+        if isinstance(item, str):
+            return parse_time(item)
+        if isinstance(item, int | float):
+            return float(item)
     return None
 
 
@@ -117,14 +114,14 @@ def _bare(name: str) -> str:
 
 def _duration_s(text: str) -> float | None:
     """Returns the seconds of 720h, 1h30m or 90s. None for a text that is not a duration, such as Never."""
-    found = _DURATION.fullmatch(text)
-    if found is None or not any(found.groups()):
+    duration_match = _DURATION.fullmatch(text)
+    if duration_match is None or not any(duration_match.groups()):
         return None
-    hours, minutes, seconds = (float(part or 0) for part in found.groups())
+    hours, minutes, seconds = (float(part or 0) for part in duration_match.groups())
     return hours * 3600 + minutes * 60 + seconds
 
 
-#: Length of the field ``signal`` of a Preemption. Reasons of conditions have no limit of their own.
+#: Length of the field ``signal`` of a Preemption. Reasons of conditions have no limit.
 _TEXT_LIMIT = 512
 
 
@@ -166,7 +163,7 @@ class _Feature:
     since_at: float | None
     is_exact: bool = False
     again: str = ""  # distinguishes a new one from an old one
-    untold: str = ""  # distinguishes them too, if the feature tells no time
+    unless_timed: str = ""  # distinguishes them too, if the feature names no time
     taint: Taint | None = None
 
 
@@ -185,23 +182,23 @@ def marks(rows: Iterable[Row], on: On, body: Body, unreadable_parts: dict[str, N
     unreadable_parts = {} if unreadable_parts is None else unreadable_parts
     with reading("metadata.uid"):
         uid = str(body["metadata"]["uid"])
-    found: dict[str, Mark] = {}
+    by_feature: dict[str, Mark] = {}
     for row in rows:
         if row.match.kind is not on:
             continue
         for feature in _features(row, body, unreadable_parts):
             mark = _mark(row, feature, uid, body, unreadable_parts)
-            if feature.key not in found and not (row.limit and mark.until_at is None):
-                found[feature.key] = mark
-    return tuple(found.values())
+            if feature.key not in by_feature and not (row.limit and mark.until_at is None):
+                by_feature[feature.key] = mark
+    return tuple(by_feature.values())
 
 
 def _mark(row: Row, feature: _Feature, uid: str, body: Body, unreadable_parts: dict[str, None]) -> Mark:
     time = row.deadline.time
-    until_at = None if time is None else _told_time(time, feature, body, unreadable_parts)
-    told = feature.untold if until_at is None else f"@{until_at:.0f}"
+    until_at = None if time is None else _named_time(time, feature, body, unreadable_parts)
+    version = feature.unless_timed if until_at is None else f"@{until_at:.0f}"
     return Mark(
-        id=f"{uid}/{row.name}/{feature.key}{feature.again}{told}",
+        id=f"{uid}/{row.name}/{feature.key}{feature.again}{version}",
         row=row,
         text=_shortened(one_line(feature.text), _TEXT_LIMIT),
         since_at=feature.since_at,
@@ -211,9 +208,9 @@ def _mark(row: Row, feature: _Feature, uid: str, body: Body, unreadable_parts: d
     )
 
 
-def _told_time(time: Time, feature: _Feature, body: Body, unreadable_parts: dict[str, None]) -> float | None:
+def _named_time(time: Time, feature: _Feature, body: Body, unreadable_parts: dict[str, None]) -> float | None:
     try:
-        return told_time(time, feature.value, body)
+        return named_time(time, feature.value, body)
     except Unreadable as error:
         unreadable_parts[f"{feature.key}: {error}"] = None
         return None
@@ -222,30 +219,30 @@ def _told_time(time: Time, feature: _Feature, body: Body, unreadable_parts: dict
 def _features(row: Row, body: Body, unreadable_parts: dict[str, None]) -> list[_Feature]:
     """Returns the parts of the object that the row matches."""
     match = row.match
-    found: list[_Feature] = []
+    features: list[_Feature] = []
     if not _is_of_row(match, body):
-        return found
+        return features
 
-    def see(what: str, read: Callable[[], _Feature | None]) -> None:
+    def see(path: str, read: Callable[[], _Feature | None]) -> None:
         try:
             feature = read()
         except CAUSES as error:
-            unreadable_parts[f"{what}: {said(error)}"] = None
+            unreadable_parts[f"{path}: {said(error)}"] = None
         else:
-            found.extend([] if feature is None else [feature])
+            features.extend([] if feature is None else [feature])
 
     if match.taint is not None:
         for place, taint in enumerate(_entries(body, "spec.taints")):
             see(f"spec.taints[{place}]", functools.partial(_matched_taint, row, match.taint, taint, body))
-    for name, wanted in (("label", match.label), ("annotation", match.annotation)):
-        if wanted is not None:
-            see(f"{name} {wanted.key}", functools.partial(_matched_value, name, wanted, body))
+    for name, value_match in (("label", match.label), ("annotation", match.annotation)):
+        if value_match is not None:
+            see(f"{name} {value_match.key}", functools.partial(_matched_value, name, value_match, body))
     if match.condition is not None:
         for place, condition in enumerate(_entries(body, "status.conditions")):
             see(f"status.conditions[{place}]", functools.partial(_matched_condition, row, match.condition, condition))
     if match.field is not None:
         see(match.field.path, functools.partial(_matched_field, row, match.field, body))
-    return found
+    return features
 
 
 def _is_of_row(match: Match, body: Body) -> bool:
@@ -270,32 +267,36 @@ def _entries(body: Body, path: str) -> Sequence[Any]:
     return entries if isinstance(entries, list | tuple) else ()
 
 
-def _matched_taint(row: Row, wanted: TaintMatch, taint: Any, body: Body) -> _Feature | None:
-    if not wanted.matches(taint):
+def _matched_taint(row: Row, taint_match: TaintMatch, taint: Any, body: Body) -> _Feature | None:
+    if not taint_match.matches(taint):
         return None
-    found = read_taint(taint)
+    parsed = read_taint(taint)
     # Whatever its key announces, a taint of this effect ends the pods that do not tolerate it.
-    is_more = row.confidence is Confidence.HINT and wanted.effect is None and found.effect == "NoExecute"
-    return None if is_more else _taint(found, body)
+    is_more = row.confidence is Confidence.HINT and taint_match.effect is None and parsed.effect == "NoExecute"
+    return None if is_more else _taint(parsed, body)
 
 
-def _matched_value(name: str, wanted: ValueMatch, body: Body) -> _Feature | None:
-    value = (body["metadata"].get(f"{name}s") or {}).get(wanted.key)
-    if not wanted.matches(value):
+def _matched_value(name: str, value_match: ValueMatch, body: Body) -> _Feature | None:
+    value = (body["metadata"].get(f"{name}s") or {}).get(value_match.key)
+    if not value_match.matches(value):
         return None
-    since_at = _written_at(body, "f:metadata", f"f:{name}s", f"f:{wanted.key}")
+    since_at = _written_at(body, "f:metadata", f"f:{name}s", f"f:{value_match.key}")
     return _Feature(
-        f"{name}/{wanted.key}", f"{name} {wanted.key}={_shortened(value)}", value, since_at, untold=f"={value}"
+        f"{name}/{value_match.key}",
+        f"{name} {value_match.key}={_shortened(value)}",
+        value,
+        since_at,
+        unless_timed=f"={value}",
     )
 
 
-def _matched_condition(row: Row, wanted: ConditionMatch, condition: Any) -> _Feature | None:
-    return _condition(row, condition) if wanted.matches(condition) else None
+def _matched_condition(row: Row, condition_match: ConditionMatch, condition: Any) -> _Feature | None:
+    return _condition(row, condition) if condition_match.matches(condition) else None
 
 
-def _matched_field(row: Row, wanted: FieldMatch, body: Body) -> _Feature | None:
-    value = _plain(at(body, wanted.path))
-    return _field(row, wanted.path, value, body) if wanted.matches(value) else None
+def _matched_field(row: Row, field_match: FieldMatch, body: Body) -> _Feature | None:
+    value = _plain(at(body, field_match.path))
+    return _field(row, field_match.path, value, body) if field_match.matches(value) else None
 
 
 def _taint(taint: Taint, body: Body) -> _Feature:
@@ -315,14 +316,14 @@ def _taint(taint: Taint, body: Body) -> _Feature:
 def _condition(row: Row, condition: Body) -> _Feature:
     type, status, reason = (condition.get(field) or "" for field in ("type", "status", "reason"))
     since_at = parse_time(condition.get("lastTransitionTime"))
-    said = reason if status == "True" else f"{status}, {reason}"
+    state = reason if status == "True" else f"{status}, {reason}"
     # Kueue's message says which workload took the quota.
-    told = f": {condition['message']}" if row.match.kind is On.WORKLOAD and condition.get("message") else ""
+    detail = f": {condition['message']}" if row.match.kind is On.WORKLOAD and condition.get("message") else ""
     return _Feature(
         key=f"condition/{type}",
-        text=f"condition {type} ({said})"
+        text=f"condition {type} ({state})"
         if row.match.kind is On.POD
-        else f"{row.match.kind} condition {type} ({said}){told}",
+        else f"{row.match.kind} condition {type} ({state}){detail}",
         value=condition.get("message") or "",
         since_at=since_at,
         is_exact=True,
@@ -339,7 +340,7 @@ def _field(row: Row, path: str, value: str, body: Body) -> _Feature:
         return _Feature(f"field/{path}", f"deletion of the {of}", "", since_at, is_exact=True)
     since_at = _written_at(body, *(f"f:{part}" for part in path.split(".")))
     text = f"{row.match.kind} {path}={_shortened(value)}"
-    return _Feature(f"field/{path}", text, value, since_at, untold=f"={value}")
+    return _Feature(f"field/{path}", text, value, since_at, unless_timed=f"={value}")
 
 
 def _plain(value: Any) -> str | None:
@@ -370,13 +371,10 @@ HORIZON_S = 3600.0
 
 #: Texts of signals that the gang reported: a SIGTERM that only the gang saw, and a notice of which there is no record,
 #: because all replicas that had seen the signal ended before one of them could record it.
-TOLD_BY_GANG = "SIGTERM, as the gang reports"
-TOLD_BEFORE = "a notice without a record, as the gang reports"
+REPORTED_BY_GANG = "SIGTERM, as the gang reports"
+REPORTED_BEFORE = "a notice without a record, as the gang reports"
 #: The gang knows of these signals already, so no notice is sent for them.
-KNOWN_TO_GANG = frozenset({TOLD_BY_GANG, TOLD_BEFORE})
-
-
-# What marks mean for a pod: signals. Pure.
+KNOWN_TO_GANG = frozenset({REPORTED_BY_GANG, REPORTED_BEFORE})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -398,7 +396,7 @@ class Signal:
         on: Kind of the object that shows it. None for an eviction, a request, or a report of the gang.
         until_at: The deadline that the object names, in seconds since the epoch. None if it names none.
         lasting: Whether it may have existed when the pod was bound. Such a signal does not count: the scheduler chose
-            that node all the same, and would again.
+            that node nevertheless, and would again.
     """
 
     kind: SignalKind
@@ -418,8 +416,8 @@ class Signal:
 
     def deadline_at(self, since_at: float) -> float:
         """Returns when the pod will be gone. A named time before the beginning of the signal is ignored."""
-        told = self.until_at is not None and self.until_at >= since_at
-        return self.until_at if told and self.until_at is not None else since_at + self.lead_s
+        is_named = self.until_at is not None and self.until_at >= since_at
+        return self.until_at if is_named and self.until_at is not None else since_at + self.lead_s
 
     @property
     def stays(self) -> bool:
@@ -449,18 +447,18 @@ def of_pod(pod: Pod, marks: Iterable[Mark]) -> list[Signal]:
     if pod.finished:
         return []
     marks = tuple(marks)
-    told = {mark.row.name: mark.until_at for mark in marks if mark.until_at is not None}
-    return [signal for mark in marks if (signal := _of_mark(pod, mark, told)) is not None]
+    named_times = {mark.row.name: mark.until_at for mark in marks if mark.until_at is not None}
+    return [signal for mark in marks if (signal := _of_mark(pod, mark, named_times)) is not None]
 
 
-def told_by_gang(pod: Pod, cause: str, text: str = TOLD_BY_GANG) -> Signal:
+def reported_by_gang(pod: Pod, cause: str, text: str = REPORTED_BY_GANG) -> Signal:
     """Returns the signal that the gang itself reported. ``text`` is one of ``KNOWN_TO_GANG``."""
-    known = Cause(cause) if cause in set(Cause) else Cause.POD_DELETION
-    return Signal(SignalKind.POD_DELETION, "", known, text, pod.node, pod, Confidence.SURE, False, _grace_s(pod))
+    catalogued = Cause(cause) if cause in set(Cause) else Cause.POD_DELETION
+    return Signal(SignalKind.POD_DELETION, "", catalogued, text, pod.node, pod, Confidence.SURE, False, _grace_s(pod))
 
 
 def is_suspension(mark: Mark) -> bool:
-    """Returns True if it is the suspension of a Job or JobSet itself, of which Kueue's Workload may tell the reason."""
+    """Returns True if it is the suspension of a Job or JobSet itself, of which Kueue's Workload may have the reason."""
     row = mark.row
     return row.kind is SignalKind.SUSPENSION and row.match.kind in (On.JOB, On.JOB_SET)
 
@@ -468,11 +466,11 @@ def is_suspension(mark: Mark) -> bool:
 def marks_node(mark: Mark) -> bool:
     """Returns True if a mark on a node says, surely or likely, that the node goes away for all pods."""
     matched = mark.row.match.taint
-    for_some = matched is not None and matched.key is None  # "any other taint": may be meant for some pods
+    for_some = matched is not None and matched.key is None  # "any other taint": may concern some pods
     return mark.row.confidence is not Confidence.HINT and not for_some
 
 
-def _of_mark(pod: Pod, mark: Mark, told: Mapping[str, float]) -> Signal | None:
+def _of_mark(pod: Pod, mark: Mark, named_times: Mapping[str, float]) -> Signal | None:
     row, rule, tolerated_s, evicts = mark.row, mark.row.deadline, 0.0, False
     if mark.taint is not None and mark.taint.effect == "NoExecute":
         # The taint manager uses the first toleration that matches.
@@ -501,7 +499,7 @@ def _of_mark(pod: Pod, mark: Mark, told: Mapping[str, float]) -> Signal | None:
         cancelable=row.cancelable,
         lead_s=lead_s,
         grace_s=grace_s,
-        until_at=mark.until_at if mark.until_at is not None else told.get(rule.row),
+        until_at=mark.until_at if mark.until_at is not None else named_times.get(rule.row),
         lasting=row.match.kind is not On.POD and not row.limit,
         limit=row.limit,
         on=row.match.kind,
@@ -509,5 +507,5 @@ def _of_mark(pod: Pod, mark: Mark, told: Mapping[str, float]) -> Signal | None:
 
 
 def _grace_s(pod: Pod) -> float:
-    """Returns the grace period of the deletion under way, or the pod's own."""
+    """Returns the grace period of the deletion in progress, or the pod's own."""
     return pod.grace_s if pod.deletion_grace_s is None else pod.deletion_grace_s

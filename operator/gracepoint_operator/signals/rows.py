@@ -140,8 +140,8 @@ class Match(Model):
     @model_validator(mode="after")
     def _exactly_one(self) -> Match:
         if len(self._given()) != 1:
-            found = self._given() or "none"
-            raise ValueError(f"expected exactly one of taint, label, annotation, condition and field, found {found}")
+            names = self._given() or "none"
+            raise ValueError(f"expected exactly one of taint, label, annotation, condition and field, found {names}")
         if self.taint is not None and self.kind not in (On.NODE, On.DEVICE):
             raise ValueError(f"taint: only Nodes and Devices have taints, found kind {self.kind}")
         if self.taint is None and self.kind is On.DEVICE:
@@ -264,16 +264,13 @@ _ON_NODE = {
 SURE, LIKELY, HINT = Confidence.SURE, Confidence.LIKELY, Confidence.HINT
 
 
-# Short forms for the built-in rows. Pure.
-
-
 def taint(key: str, effect: str | None = None) -> Match:
     return Match(taint=TaintMatch.model_validate({"key": key, "effect": effect}))
 
 
 def condition(on: On, type: str, *, status: str = "True", reasons: tuple[str, ...] = (), message: str = "") -> Match:
-    wanted = {"type": type, "status": status, "reasons": list(reasons), "message": message}
-    return Match(kind=on, condition=ConditionMatch.model_validate(wanted))
+    fields = {"type": type, "status": status, "reasons": list(reasons), "message": message}
+    return Match(kind=on, condition=ConditionMatch.model_validate(fields))
 
 
 def field(on: On, path: str, *values: str, **also: Any) -> Match:

@@ -2,24 +2,20 @@
 
 ``release_contract``, ``injection`` and ``updates`` have pure functions on plain dicts. ``routes`` reads an
 AdmissionReview, calls them and answers with a JSON patch. No webhook writes to the API, so dry runs and repeated calls
-are harmless. ``eviction_hold`` decides whether an eviction waits.
+are harmless. ``eviction_hold`` decides whether an eviction waits. ``admission`` is what the routes ask of the operator.
 
 The server serves the routes, the controller calls ``eviction_hold``, and the command line calls the pure functions.
 They call ``cache``, ``model`` and ``resources``.
 """
 
+from gracepoint_operator.webhooks.admission import Admission
 from gracepoint_operator.webhooks.injection import AdmissionSettings, avoid_nodes, inject_workload, refresh_pod
-from gracepoint_operator.webhooks.release_contract import (
-    ContractViolation,
-    InstalledApi,
-    Patched,
-    read_installed_api,
-    release_contract,
-)
-from gracepoint_operator.webhooks.routes import AdmissionContext, add_routes
+from gracepoint_operator.webhooks.installation import InstalledApi, read_installed_api
+from gracepoint_operator.webhooks.release_contract import ContractViolation, Patched, release_contract
+from gracepoint_operator.webhooks.routes import add_routes
 
 __all__ = [
-    "AdmissionContext",
+    "Admission",
     "AdmissionSettings",
     "ContractViolation",
     "InstalledApi",

@@ -1,6 +1,6 @@
-"""Release contracts: what a JobSet or Job must say so that an exit after a save restarts it without counting.
+"""What the release contracts of JobSets and of Jobs share, the contract of a Job, and restarts in place. Pure.
 
-``routes``, the server and the command line call it. It calls ``training_jobs`` and ``injection``. All of it is pure.
+``release_contract`` has the contract of a JobSet, calls this module and says why there is a contract.
 """
 
 from __future__ import annotations
@@ -22,15 +22,12 @@ DEFAULT_MAX_RESTARTS = 3
 MAX_POD_FAILURE_RULES = 20
 
 
-# What the release contracts of JobSets and of Jobs have in common. Pure.
-
-
-def expect(spec: Json, key: str, value: object, path: str, why: str, problems: Problems) -> None:
-    """Sets a field that is missing. Adds a problem if the field has another value."""
+def expect(spec: Json, key: str, value: object, path: str, reason: str, problems: Problems) -> None:
+    """Sets a field that is missing. Adds a problem, with the reason, if the field has another value."""
     if spec.get(key) is None:
         spec[key] = value
     elif spec[key] != value:
-        problems.add(f"{path}.{key}", found=spec[key], expected=f"{value}: {why}", fix="Remove it")
+        problems.add(f"{path}.{key}", found=spec[key], expected=f"{value}: {reason}", fix="Remove it")
 
 
 def run_all_pods(member: TrainingJob, problems: Problems) -> None:
@@ -69,26 +66,26 @@ def on_exit(member: TrainingJob, action: str, codes: Sequence[int]) -> Json:
 
 def put_pod_rules(
     member: TrainingJob,
-    ours: Sequence[Json],
+    own_rules: Sequence[Json],
     expected: Mapping[str, str],
     problems: Problems,
     *,
-    last: Sequence[Json] = (),
+    last_rules: Sequence[Json] = (),
 ) -> None:
     """Puts the contract's rules before the user's in the podFailurePolicy of a Job.
 
     Args:
         member: The Job.
-        ours: The contract's rules.
-        expected: Why rules of ours have their actions, by action. A user's rule about the same must have it, too.
+        own_rules: The contract's rules.
+        expected: Why rules of the contract have their actions, by action. A user's rule about the same must have it.
         problems: Gets the user's rules that contradict the contract.
-        last: Rules of the contract that come after the user's.
+        last_rules: Rules of the contract that come after the user's.
     """
     pod_failure_policy = member.job.get("podFailurePolicy") or {}
     member.job["podFailurePolicy"] = pod_failure_policy
     rules: list[Json] = pod_failure_policy.get("rules") or []
     for i, rule in enumerate(rules):
-        for own in ours:
+        for own in own_rules:
             if rule.get("action") != own["action"] and _is_about_the_same(rule, own):
                 problems.add(
                     f"{member.path}.podFailurePolicy.rules[{i}].action",
@@ -97,14 +94,14 @@ def put_pod_rules(
                     fix="Remove the rule",
                 )
     # The first rule that matches is applied, so ours come first. The user's rules apply to other failures.
-    theirs = [rule for rule in rules if rule not in ours and rule not in last]
-    pod_failure_policy["rules"] = [*ours, *theirs, *last]
-    most = MAX_POD_FAILURE_RULES - len(ours) - len(last)
-    if len(theirs) > most:
+    user_rules = [rule for rule in rules if rule not in own_rules and rule not in last_rules]
+    pod_failure_policy["rules"] = [*own_rules, *user_rules, *last_rules]
+    most = MAX_POD_FAILURE_RULES - len(own_rules) - len(last_rules)
+    if len(user_rules) > most:
         problems.add(
             f"{member.path}.podFailurePolicy.rules",
-            found=f"{len(theirs)} rules",
-            expected=f"at most {most} beside ours, as Kubernetes takes no more",
+            found=f"{len(user_rules)} rules",
+            expected=f"at most {most} besides ours, as Kubernetes takes no more",
             fix="Remove some, or put their exit codes together",
         )
 
@@ -131,21 +128,20 @@ NO_LIMIT = 2**31 - 1
 _PROGRAM_FAILED: Json = {"action": "FailIndex", "onExitCodes": {"operator": "NotIn", "values": [0]}}
 
 
-# Only exits of programs count. Pure.
-#
-# A kubelet may refuse a pod that was scheduled to it: the device plugin is not there yet, another pod was quicker, the
-# node has other labels by now. Such a pod is Failed without a container that ended, and no rule of a podFailurePolicy
-# can match that. So the rule that comes last matches each container that failed, and fails its Job. What no rule
-# matches is left to the limits of the Job, which are endless: it makes another pod, after 10 s, and after twice as long
-# each time, up to 10 min (k8s.io/kubernetes/pkg/controller/job). The other processes wait at their start meanwhile.
-#
-# With limits for each index, the pauses of one index do not grow with the failures of others. And the rule has the
-# action FailIndex, with no index allowed to fail, as FailJob would also match pods that end because their Job is
-# suspended (``getFailJobMessage`` looks at each pod, ``calculateFailedIndexes`` at those that the Job still counts).
-
-
 def own_last_rules() -> list[Json]:
-    """Returns the contract's rules that come after the user's in the podFailurePolicy of a Job."""
+    """Returns the contract's rules that come after the user's in the podFailurePolicy of a Job: only programs count.
+
+    A kubelet may refuse a pod that was scheduled to it: the device plugin is not there yet, another pod was quicker,
+    the node has other labels by now. Such a pod is Failed without a container that ended, and no rule of a
+    podFailurePolicy can match that. So the rule that comes last matches each container that failed, and fails its Job.
+    What no rule matches is left to the limits of the Job, which are endless: it makes another pod, after 10 s, and
+    after twice as long each time, up to 10 min (k8s.io/kubernetes/pkg/controller/job). The other processes wait at
+    their start meanwhile.
+
+    With limits for each index, the pauses of one index do not grow with the failures of others. And the rule has the
+    action FailIndex, with no index allowed to fail, as FailJob would also match pods that end because their Job is
+    suspended (``getFailJobMessage`` looks at each pod, ``calculateFailedIndexes`` at those that the Job still counts).
+    """
     return [copy.deepcopy(_PROGRAM_FAILED)]
 
 
@@ -156,17 +152,17 @@ def counting_rules(job: Json) -> list[int]:
 
 
 def replace_what_never_ran(job: Json) -> None:
-    """Lets a Job make pods anew that never ran a container, without an end. It fails if a program fails.
+    """Lets a Job make pods again that never ran a container, without an end. It fails if a program fails.
 
-    If a rule of its user lets failures of programs count for the Job, they cannot be told from such pods by the limits.
-    Then the first of either fails the Job.
+    If a rule of its user lets failures of programs count for the Job, the limits cannot distinguish these from such
+    pods. Then the first of either fails the Job.
     """
     job["backoffLimit"] = NO_LIMIT
     job["backoffLimitPerIndex"] = 0 if counting_rules(job) else NO_LIMIT
     job["maxFailedIndexes"] = 0
 
 
-#: The default of Kubernetes, and the one beside backoffLimitPerIndex (k8s.io/kubernetes/pkg/apis/batch/v1, defaults).
+#: The default of Kubernetes, and the one with backoffLimitPerIndex (k8s.io/kubernetes/pkg/apis/batch/v1, defaults).
 _DEFAULT_BACKOFF_LIMIT = 6
 #: Restart policies that are refused, and what messages call them. Kubernetes refuses a Job with the default, too.
 _RESTARTS_IN_PLACE = {"OnFailure": "OnFailure", "Always": "Always (the default where it is not set)"}
@@ -175,24 +171,21 @@ PARTIAL_ADMISSION = "kueue.x-k8s.io/job-min-parallelism"
 _WITH_COMPLETIONS = "kueue.x-k8s.io/job-completions-equal-parallelism"
 
 
-# The release contract of a Job by itself: its pods leave after the save, and it replaces them without counting. Pure.
-#
-# When a process exits with one of the policy's exit codes, or its pod is disrupted, the Job ignores the failure and
-# creates another pod for the index. All processes of the gang leave together, so all pods are replaced together.
-#
-# Other failures count for each index, also those of pods that never ran a container: the Job has no second limit by
-# which it could tell them from crashes. Kubernetes delays the replacement of a pod after every failure, also after
-# ignored ones: by 10 s, and twice as long each time, up to 10 min (k8s.io/kubernetes/pkg/controller/job,
-# backoff_utils). Without a limit for each index, the delay grows with the number of pods that failed, so that it would
-# be minutes for a large gang at once. So the contract needs ``backoffLimitPerIndex``.
-#
-# The API server fills in the defaults of a Job before it calls webhooks. So a default cannot be told from the same
-# value in the manifest: the defaults of ``backoffLimit`` and ``podReplacementPolicy`` are replaced, and
-# ``completionMode`` is refused with the default.
-
-
 def apply_job_contract(workload: Json, member: TrainingJob, policy: CheckpointPolicySpec, problems: Problems) -> None:
-    """Applies the contract to a Job, or adds to ``problems`` what contradicts it.
+    """Applies the contract to a Job without a JobSet, or adds to ``problems`` what contradicts it.
+
+    When a process exits with one of the policy's exit codes, or its pod is disrupted, the Job ignores the failure and
+    creates another pod for the index. All processes of the gang leave together, so all pods are replaced together.
+
+    Other failures count for each index, also those of pods that never ran a container: the Job has no second limit to
+    distinguish them from crashes. Kubernetes delays the replacement of a pod after every failure, also after ignored
+    ones: by 10 s, and twice as long each time, up to 10 min (k8s.io/kubernetes/pkg/controller/job,
+    backoff_utils). Without a limit for each index, the delay grows with the number of pods that failed, so that it
+    would be minutes for a large gang at once. So the contract needs ``backoffLimitPerIndex``.
+
+    The API server fills in the defaults of a Job before it calls webhooks. So a default looks like the same value in
+    the manifest: the defaults of ``backoffLimit`` and ``podReplacementPolicy`` are replaced, and ``completionMode`` is
+    refused with the default.
 
     Args:
         workload: The Job.
@@ -201,10 +194,10 @@ def apply_job_contract(workload: Json, member: TrainingJob, policy: CheckpointPo
         problems: Gets the conflicts.
     """
     job, pod = member.job, member.template["spec"]
-    if (found := pod.get("restartPolicy")) in _RESTARTS_IN_PLACE:
+    if (restart_policy := pod.get("restartPolicy")) in _RESTARTS_IN_PLACE:
         problems.add(
             "spec.template.spec.restartPolicy",
-            found=_RESTARTS_IN_PLACE[found],
+            found=_RESTARTS_IN_PLACE[restart_policy],
             expected="Never, as a container restarted in place stays on the node that is going away",
             fix="Write restartPolicy: Never",
         )
@@ -238,11 +231,11 @@ def _partly_admitted(annotations: Json, least: int, problems: Problems) -> None:
             fix="Remove it, or allow other sizes by the policy's spec.training.minProcesses",
         )
         return
-    wanted = str(annotations[PARTIAL_ADMISSION])
-    if not wanted.isdecimal() or int(wanted) < least:
+    min_parallelism = str(annotations[PARTIAL_ADMISSION])
+    if not min_parallelism.isdecimal() or int(min_parallelism) < least:
         problems.add(
             f"metadata.annotations[{PARTIAL_ADMISSION}]",
-            found=wanted,
+            found=min_parallelism,
             expected=f"at least {least}, the policy's spec.training.minProcesses",
             fix="Write a number that is not smaller",
         )
@@ -274,7 +267,7 @@ def _replace_uncounted(member: TrainingJob, policy: CheckpointPolicySpec, proble
         if job.get("backoffLimit") in (None, _DEFAULT_BACKOFF_LIMIT):
             job["backoffLimit"] = NO_LIMIT
     if job.get("podReplacementPolicy") != "Failed":
-        job["podReplacementPolicy"] = "Failed"  # Kubernetes allows no other beside a podFailurePolicy
+        job["podReplacementPolicy"] = "Failed"  # Kubernetes allows no other with a podFailurePolicy
     expected = {"Ignore": "the Job replaces pods that leave, without counting"}
     put_pod_rules(member, own_pod_rules(member, policy), expected, problems)
 
@@ -295,17 +288,6 @@ _AGENT_NEEDS = {"JOBSET_NAME", "POD_NAME"}
 _WORKER_COMMAND = "WORKER_COMMAND"
 _ALL_CONTAINERS = "RestartAllContainers"
 _RESTARTS = ("Restart", _ALL_CONTAINERS)
-
-
-# Restarts in place (JobSet 0.11, KEP-467) are for crashes: after a save the gang still leaves its nodes. Pure.
-#
-# With the restart strategy InPlaceRestart, a container that fails restarts in its pod, by a rule of the container. An
-# agent of JobSet in each pod then restarts the other pods of the JobSet in the same way, and lets all of them begin
-# together. Jobs do not fail by that, so JobSet requires the highest backoff limit.
-#
-# The release contract stays as it is. An exit with one of the policy's codes, or a disruption, fails the Job, and
-# JobSet makes new pods as with the strategy Recreate. So the gang leaves a node that goes away, and stays where it is
-# otherwise.
 
 
 def restarts_in_place(jobset: Json) -> bool:
@@ -331,7 +313,15 @@ def agent_starts_training(member: TrainingJob) -> bool:
 
 
 def allow_restarts_in_place(member: TrainingJob, problems: Problems) -> None:
-    """Fills in what JobSet requires of the Jobs of such a JobSet, or adds what contradicts it to ``problems``."""
+    """Fills in what JobSet requires for restarts in place (0.11, KEP-467), or adds to ``problems`` what contradicts it.
+
+    With the restart strategy InPlaceRestart, a container that fails restarts in its pod, by a rule of the container.
+    An agent of JobSet in each pod then restarts the other pods of the JobSet in the same way, and lets all of them
+    begin together. Jobs do not fail by that, so JobSet requires the highest backoff limit.
+
+    That is for crashes. After a save the gang still leaves its nodes: an exit with one of the policy's codes, or a
+    disruption, fails the Job, and JobSet makes new pods as with the strategy Recreate.
+    """
     job = member.job
     if job.get("backoffLimit") is None:
         job["backoffLimit"] = NO_LIMIT

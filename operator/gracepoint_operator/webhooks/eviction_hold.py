@@ -1,12 +1,12 @@
-"""Decides whether an eviction may go on now. The API server asks through the webhook.
+"""Decides whether an eviction is let through now. The API server asks through the webhook.
 
-Each call is a task on the controller's event loop. It has no state of its own and ends with its answer. If the watches
+Each call is a task on the controller's event loop. It keeps no state and ends with its answer. If the watches
 have not shown the pod as part of a gang, and its name does not fit any known workload, the answer comes without
 waiting.
 
 For a pod of a gang, the API is asked for the newest Preemption, because the other replica may have made it. If none is
-under way, the API is asked for the budgets, which may refuse the eviction anyway, and if they do not, for the node: a
-taint on it tells why its pods are evicted. All these requests together take at most ``LOOK_WITHIN_S``. After that, the
+in progress, the API is asked for the budgets, which may refuse the eviction anyway, and if they do not, for the node: a
+taint on it shows why its pods are evicted. All these requests together take at most ``LOOK_WITHIN_S``. After that, the
 decision uses what the watches have shown.
 
 The rest does not wait. The attempt is recorded and handled like every signal: ``decide`` starts or moves the preemption
@@ -18,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.kube import client, objects
@@ -30,10 +31,10 @@ from gracepoint_operator.model import evictions
 from gracepoint_operator.model.evictions import Hold
 from gracepoint_operator.model.preemption_record import PreemptionRecord, preemption_name
 from gracepoint_operator.resources import PolicyInForce, SignalKind
-from gracepoint_operator.webhooks import training_jobs
+from gracepoint_operator.resources.base import selects
 from gracepoint_operator.workloads import POD_LABEL, Workload
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Time for all requests to the API for one answer. The webhook's own timeout is 2 s.
 LOOK_WITHIN_S = 0.6
@@ -90,8 +91,8 @@ class EvictionHold:
             async with asyncio.timeout(LOOK_WITHIN_S):
                 forbidden = await self._look(namespace, name)
         except (TimeoutError, client.KubeError) as error:
-            log.warning(
-                "no fresh look before an eviction, it is decided by what is known",
+            logger.warning(
+                "cannot read the newest state before an eviction, deciding by what the watches have shown",
                 extra=about(namespace=namespace, pod=name, error=repr(error)),
             )
         pod = self._cache.objects.pod_named(namespace, name)  # after the look, which may have brought the pod
@@ -103,7 +104,7 @@ class EvictionHold:
         held = evictions.hold(self._preemptions(pod), pod, node, self._clock(), limit.seconds)
         self._metrics.evictions.labels(answer="go" if held is None else "wait").inc()
         if held is not None:
-            log.info("eviction held", extra=about(namespace=namespace, pod=name, until_unix_s=held.until_at))
+            logger.info("eviction held", extra=about(namespace=namespace, pod=name, until_unix_s=held.until_at))
         return held
 
     async def _look(self, namespace: str, name: str) -> bool:
@@ -115,17 +116,17 @@ class EvictionHold:
         if pod is None or workload is None:
             return False
         latest = self._latest(pod)
-        under_way = latest is not None and not latest.phase.ended
+        in_progress = latest is not None and not latest.phase.ended
         number = 1 + max((preemption.spec.epoch for preemption in self._preemptions(pod)), default=0)
-        wanted = latest.name if latest and under_way else preemption_name(workload.name, workload.uid, number)
+        record_name = latest.name if latest and in_progress else preemption_name(workload.name, workload.uid, number)
         try:
-            self._take(objects.PREEMPTIONS, await self._api.get(objects.PREEMPTIONS, namespace, wanted))
+            self._take(objects.PREEMPTIONS, await self._api.get(objects.PREEMPTIONS, namespace, record_name))
             return False
         except client.NotFound:
-            if under_way:
+            if in_progress:
                 return False  # this replica began it and has not written it yet
-        found = await self._api.list(objects.POD_DISRUPTION_BUDGETS, namespace=namespace)
-        if training_jobs.forbid(found.items, pod.labels, ready=pod.ready):
+        budgets = await self._api.list(objects.POD_DISRUPTION_BUDGETS, namespace=namespace)
+        if forbid(budgets.items, pod.labels, ready=pod.ready):
             return True
         with contextlib.suppress(client.NotFound):
             self._take(objects.NODES, await self._api.get(objects.NODES, None, pod.node))
@@ -161,3 +162,41 @@ class EvictionHold:
 
     def _preemptions(self, pod: Pod) -> list[PreemptionRecord]:
         return self._cache.preemptions.of_workload(pod.workload_uid, pod.namespace)
+
+
+def forbid(budgets: Iterable[Mapping[str, Any]], labels: Mapping[str, str], *, ready: bool) -> bool:
+    """Returns whether PodDisruptionBudgets forbid to evict a running pod, so that the API server is going to refuse it.
+
+    The API server calls the webhooks before it checks the budgets. So the webhook also sees an attempt that a budget
+    is going to refuse. Such an attempt must not make a gang leave, because its owner has said that it may not be
+    disrupted.
+
+    Args:
+        budgets: All PodDisruptionBudgets (policy/v1) of the pod's namespace.
+        labels: The pod's labels.
+        ready: Whether the pod's condition Ready is True. A pod that is not ready does not count as healthy, so a budget
+            may allow its eviction (``spec.unhealthyPodEvictionPolicy``).
+    """
+    about_it = [budget for budget in budgets if selects((budget.get("spec") or {}).get("selector"), labels)]
+    if len(about_it) > 1:
+        return True  # the eviction subresource supports only one budget for a pod, and fails if there are two
+    return any(not (_allows(budget) or (not ready and _lets_unready_go(budget))) for budget in about_it)
+
+
+def _allows(budget: Mapping[str, Any]) -> bool:
+    status = budget.get("status") or {}
+    # Kubernetes does not allow an eviction if the budget's status is older than its spec.
+    is_current = int(status.get("observedGeneration") or 0) >= int(budget["metadata"].get("generation") or 0)
+    return is_current and int(status.get("disruptionsAllowed") or 0) > 0
+
+
+def _lets_unready_go(budget: Mapping[str, Any]) -> bool:
+    """Returns whether the budget allows the eviction of a pod that is not ready, as the eviction subresource decides.
+
+    It does with AlwaysAllow, or if enough other pods are healthy (IfHealthyBudget, the default).
+    """
+    if budget["spec"].get("unhealthyPodEvictionPolicy") == "AlwaysAllow":
+        return True
+    status = budget.get("status") or {}
+    desired = int(status.get("desiredHealthy") or 0)
+    return int(status.get("currentHealthy") or 0) >= desired > 0

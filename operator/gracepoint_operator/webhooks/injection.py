@@ -30,23 +30,22 @@ _MEMORY = "512Mi"  # for itself: snapshots are charged to the training container
 _CPU = "1"
 # The library's module that reads ahead. A keeper of an older library ignores it.
 _READS_AHEAD = "gracepoint.session.ahead_in_keeper"
-# Variables that only the trainer has. It tells the keeper where the operator is, whose address may change for new pods.
-_NOT_ITS = frozenset({Env.OPERATOR_URL, Env.CA_CERTIFICATE, Env.TOKEN_FILE})
+# Variables that only the trainer has. It passes the operator's address, which may change for new pods, to the keeper.
+_TRAINER_ONLY = frozenset({Env.OPERATOR_URL, Env.CA_CERTIFICATE, Env.TOKEN_FILE})
 # Fields of the training container that are taken over as they are.
 _SHARED = ("image", "imagePullPolicy", "envFrom", "securityContext", "workingDir")
 
 
-# Injects the keeper beside the training container: a sidecar that finishes saves after the trainer's death. Pure.
-#
-# The keeper is an init container with ``restartPolicy: Always``. The kubelet starts it before the training container,
-# and tells it to end after that, within the pod's grace period. It runs the training container's own image, and sees
-# the same volumes and credentials, because it writes the same checkpoints. It has the token for the operator, too: it
-# reports that the trainer does not run. Because it starts first, it also has the newest checkpoint read into the page
-# cache while the training container starts.
-
-
 def inject_keeper(pod: Json, container: Json) -> None:
-    """Adds the keeper to the spec of a pod. Repeating it changes nothing.
+    """Adds the keeper to the spec of a pod: a sidecar that finishes saves after the trainer's death.
+
+    The keeper is an init container with ``restartPolicy: Always``. The kubelet starts it before the training
+    container, and ends it after that one, within the pod's grace period. It runs the training container's own image,
+    and sees the same volumes and credentials, because it writes the same checkpoints. It has the token for the
+    operator, too: it reports that the trainer does not run. Because it starts first, it also has the newest checkpoint
+    read into the page cache while the training container starts.
+
+    To repeat it changes nothing.
 
     Args:
         pod: The spec of the pod. It is changed.
@@ -60,7 +59,7 @@ def inject_keeper(pod: Json, container: Json) -> None:
         **{field: copy.deepcopy(container[field]) for field in _SHARED if field in container},
         "restartPolicy": "Always",
         "command": ["python3", "-m", "gracepoint.async_calls.keeper", names.KEEPER_SOCKET, _READS_AHEAD],
-        "env": [copy.deepcopy(v) for v in container.get("env") or [] if v["name"] not in _NOT_ITS],
+        "env": [copy.deepcopy(v) for v in container.get("env") or [] if v["name"] not in _TRAINER_ONLY],
         "volumeMounts": copy.deepcopy(container["volumeMounts"]),
         "resources": _resources(container),
     }
@@ -83,11 +82,8 @@ TOKEN_VOLUME = "gracepoint-token"
 _CLUSTER_DNS = "ClusterFirstWithHostNet"
 
 
-# Checks a pod template for conflicts with the release contract and with the injected parts. Pure.
-
-
 def check_template(member: TrainingJob, codes: Collection[int], problems: Problems) -> None:
-    """Fills in missing fields of the pod template, and adds conflicts to ``problems``.
+    """Fills in missing fields of the pod template, and adds conflicts with contract and injection to ``problems``.
 
     Args:
         member: The replicatedJob of the template.
@@ -103,12 +99,12 @@ def _stays_ended(member: TrainingJob, codes: Collection[int], problems: Problems
     """Adds a problem if a rule of the container makes it restart in place."""
     container = member.container
     path = f"{member.path}.template.spec.containers[{container['name']}]"
-    why = "as a container restarted in place stays on the node that is going away"
+    reason = "as a container restarted in place stays on the node that is going away"
     if container.get("restartPolicy") not in (None, "Never"):
         problems.add(
             f"{path}.restartPolicy",
             found=container["restartPolicy"],
-            expected=f"Never or nothing, {why}",
+            expected=f"Never or nothing, {reason}",
             fix="Remove it",
         )
     for i in matching_restart_rules(container, codes):
@@ -117,7 +113,7 @@ def _stays_ended(member: TrainingJob, codes: Collection[int], problems: Problems
         problems.add(
             f"{path}.restartPolicyRules[{i}]",
             found=f"{rule.get('action')} for exit codes {on.get('operator')} {on.get('values')}",
-            expected=f"none that matches {sorted(codes)}, {why}",
+            expected=f"none that matches {sorted(codes)}, {reason}",
             fix="Remove the rule, or these codes from it"
             if on.get("operator") == "In"
             else "Remove the rule, or add these codes to it",
@@ -148,7 +144,7 @@ def _finds_names(member: TrainingJob, problems: Problems) -> None:
     elif pod["dnsPolicy"] in ("ClusterFirst", "Default"):
         problems.add(
             f"{member.path}.template.spec.dnsPolicy",
-            found=f"{pod['dnsPolicy']}, which beside hostNetwork means the node's own resolver",
+            found=f"{pod['dnsPolicy']}, which with hostNetwork means the node's own resolver",
             expected=f"{_CLUSTER_DNS}: process 0 and the operator are reached by their names in the cluster",
             fix=f"Write dnsPolicy: {_CLUSTER_DNS}",
         )
@@ -271,10 +267,10 @@ def inject_workload(
         policy: Spec of the policy.
         settings: Settings of the operator's installation.
     """
-    made = copy.deepcopy(workload)
-    members = gang(made, policy.training, Problems())
+    injected = copy.deepcopy(workload)
+    members = gang(injected, policy.training, Problems())
     process_count = sum(member.processes for member in members)
-    identity, host_of_process_0 = _naming(made, members)
+    identity, host_of_process_0 = _naming(injected, members)
     # Only if it is set: a library that is older than this setting refuses variables that it does not know.
     elastic = {Env.MIN_PROCESSES: policy.training.min_processes} if policy.training.min_processes else {}
     offset = 0
@@ -297,10 +293,10 @@ def inject_workload(
         if policy.checkpoint.writer is SaveWriter.KEEPER:
             inject_keeper(member.template["spec"], member.container)
         offset += member.processes
-    for helper in helpers(made, policy.training):
+    for helper in helpers(injected, policy.training):
         # So that the operator sees their pods. Their containers know nothing of it.
         _mark(helper.template, {names.LABEL_POLICY: policy_name, names.LABEL_ROLE: names.ROLE_HELPER})
-    return made
+    return injected
 
 
 def _naming(workload: Json, members: list[TrainingJob]) -> tuple[list[Json], dict[str, object]]:
@@ -314,13 +310,13 @@ def _naming(workload: Json, members: list[TrainingJob]) -> tuple[list[Json], dic
 
 def refresh_pod(pod: Json, settings: AdmissionSettings) -> Json:
     """Returns the pod with the operator's current URL and CA. A pod that was not injected is not changed."""
-    made = copy.deepcopy(pod)
+    refreshed = copy.deepcopy(pod)
     fresh = _installation(settings)
-    for container in made.get("spec", {}).get("containers") or []:
+    for container in refreshed.get("spec", {}).get("containers") or []:
         for variable in container.get("env") or []:
             if variable["name"] in fresh:
                 variable["value"] = fresh[variable["name"]]
-    return made
+    return refreshed
 
 
 def is_injected(pod: Json) -> bool:
@@ -354,8 +350,8 @@ def _settings_of(policy: CheckpointPolicySpec, member: TrainingJob) -> dict[str,
         Env.STALL_ACTION: (policy.stalls.action.lower(), names.STALL_REPORT),
     }
     # The contract depends on it, so a value of the container's own does not count.
-    theirs = any(variable["name"] == Env.NOT_JOINED_EXIT_CODE for variable in member.container.get("env") or [])
-    if theirs or policy.not_joined_exit_code != names.DEFAULT_NOT_JOINED_EXIT_CODE:
+    in_container = any(variable["name"] == Env.NOT_JOINED_EXIT_CODE for variable in member.container.get("env") or [])
+    if in_container or policy.not_joined_exit_code != names.DEFAULT_NOT_JOINED_EXIT_CODE:
         later[Env.NOT_JOINED_EXIT_CODE] = policy.not_joined_exit_code
     return {
         Env.DIRECTORY: _filled_in(policy.checkpoint.directory),
@@ -380,39 +376,39 @@ def _filled_in(directory: str) -> str:
 def _cache_of(policy: CheckpointPolicySpec, member: TrainingJob) -> dict[str, object]:
     """Returns the variables of JAX's persistent cache. Empty if it is off, or if the container has chosen another."""
     cache = policy.compilation_cache
-    theirs = {variable["name"]: variable for variable in member.container.get("env") or []}
-    if not cache.enabled or theirs.keys() & {names.ENV_JAX_CACHE_DIR, Env.COMPILATION_CACHE}:
+    container_env = {variable["name"]: variable for variable in member.container.get("env") or []}
+    if not cache.enabled or container_env.keys() & {names.ENV_JAX_CACHE_DIR, Env.COMPILATION_CACHE}:
         return {}
     # The API server may call the webhook again, after another one has changed the object.
-    ours = {"name": Env.DIRECTORY, "value": _filled_in(policy.checkpoint.directory)}
-    if not cache.directory and theirs.get(Env.DIRECTORY, ours) != ours:
+    policy_directory = {"name": Env.DIRECTORY, "value": _filled_in(policy.checkpoint.directory)}
+    if not cache.directory and container_env.get(Env.DIRECTORY, policy_directory) != policy_directory:
         return {Env.COMPILATION_CACHE: names.COMPILATION_CACHE_ON}  # the library knows where its checkpoints go
     checkpoints = policy.checkpoint.directory.rstrip("/")
     where = _filled_in(cache.directory or f"{checkpoints}/{names.PROGRAMS_FOLDER}").removeprefix("file://")
     if not cache.directory and "://" in where:
         return {}  # JAX needs more packages for a bucket, so somebody has to choose it
-    found: dict[str, object] = {
+    variables: dict[str, object] = {
         names.ENV_JAX_CACHE_DIR: where,
         names.ENV_JAX_MIN_COMPILE_S: 0,  # also the many small programs of a start
     }
     if "://" in where:
-        found[names.ENV_JAX_XLA_CACHES] = "none"  # XLA's own caches know no buckets
-    return found
+        variables[names.ENV_JAX_XLA_CACHES] = "none"  # XLA's own caches know no buckets
+    return variables
 
 
 def _store_of(policy: CheckpointPolicySpec) -> dict[str, object]:
     """Returns the variables that the stores' clients know, for what the policy sets."""
     store = policy.checkpoint.object_store
     encryption, is_s3 = store.server_side_encryption, policy.checkpoint.directory.startswith("s3://")
-    found: dict[str, object] = {
+    variables: dict[str, object] = {
         names.ENV_S3_ENDPOINT if is_s3 else names.ENV_GCS_ENDPOINT: store.endpoint,
         names.ENV_S3_REGION: store.region,
         names.ENV_S3_KEY if is_s3 else names.ENV_GCS_KEY: encryption.key_id,
         names.ENV_S3_BUCKET_KEY: "true" if encryption.bucket_key else "",
     }
     if encryption.algorithm is not EncryptionAlgorithm.BUCKET_DEFAULT:
-        found[names.ENV_S3_ENCRYPTION] = encryption.algorithm.value
-    return {name: value for name, value in found.items() if value}
+        variables[names.ENV_S3_ENCRYPTION] = encryption.algorithm.value
+    return {name: value for name, value in variables.items() if value}
 
 
 def _mark(template: Json, labels: dict[str, str]) -> None:
@@ -435,15 +431,15 @@ def _inject_template(member: TrainingJob, policy_name: str, environment: list[Js
     container["volumeMounts"] = _with(container.get("volumeMounts") or [], mount)
 
 
-def _merged(ours: list[Json], theirs: list[Json]) -> list[Json]:
-    """Returns our variables, then the user's, which may refer to ours. Returns ``theirs`` if nothing is missing."""
-    present: dict[str, Any] = {variable["name"]: variable for variable in theirs}
+def _merged(injected: list[Json], written: list[Json]) -> list[Json]:
+    """Returns our variables, then the user's, which may refer to ours. Returns ``written`` if nothing is missing."""
+    present: dict[str, Any] = {variable["name"]: variable for variable in written}
     kept = {name for name in YIELDING if name in present}
-    wanted = [variable for variable in ours if variable["name"] not in kept]
-    if all(present.get(variable["name"]) == variable for variable in wanted):
-        return theirs
-    replaced = {variable["name"] for variable in wanted}
-    return wanted + [variable for variable in theirs if variable["name"] not in replaced]
+    overriding = [variable for variable in injected if variable["name"] not in kept]
+    if all(present.get(variable["name"]) == variable for variable in overriding):
+        return written
+    replaced = {variable["name"] for variable in overriding}
+    return overriding + [variable for variable in written if variable["name"] not in replaced]
 
 
 def _with(items: list[Json], item: Json) -> list[Json]:
@@ -460,23 +456,20 @@ _WEIGHT = 100
 MOST_NODES = 500
 
 
-# Keeps new pods off nodes that are going away. Pure.
-#
-# The scheduler ignores labels and conditions, and pods may tolerate a taint. So without this module, a restarted job
-# can be scheduled to the node that it left. The affinity is a preference, not a requirement, because a pod keeps its
-# affinity for life. Clouds give the machine that replaces a node the same node name. With a requirement, a pod that
-# fits nowhere else would stay pending for ever.
-
-
 def avoid_nodes(pod: Json, nodes: frozenset[str]) -> Json:
     """Returns the pod with a preferred node affinity against ``nodes``, the names of Node objects.
 
+    The scheduler ignores labels and conditions, and pods may tolerate a taint. So without this, a restarted job can be
+    scheduled to the node that it left. The affinity is a preference, not a requirement, because a pod keeps its
+    affinity for life, and clouds give the machine that replaces a node the same node name. With a requirement, a pod
+    that fits nowhere else would stay pending for ever.
+
     The pod's own affinities stay. At most ``MOST_NODES`` of the nodes are used.
     """
-    made = copy.deepcopy(pod)
+    changed = copy.deepcopy(pod)
     if not nodes:
-        return made
-    spec = made.setdefault("spec", {})
+        return changed
+    spec = changed.setdefault("spec", {})
     affinity = spec["affinity"] = spec.get("affinity") or {}
     node_affinity = affinity["nodeAffinity"] = affinity.get("nodeAffinity") or {}
     preferred: list[Json] = node_affinity.get(_PREFERRED) or []
@@ -489,4 +482,4 @@ def avoid_nodes(pod: Json, nodes: frozenset[str]) -> Json:
     if new := [requirement for requirement in requirements if requirement not in present]:
         preferred = [*preferred, {"weight": _WEIGHT, "preference": {"matchFields": new}}]
     node_affinity[_PREFERRED] = preferred
-    return made
+    return changed

@@ -9,37 +9,31 @@ policy's exit codes, or its pod is disrupted, its Job fails at once and as a who
 of the JobSet restarts the JobSet for exactly this reason without counting the restart. Other failures are handled as
 the user has configured.
 
-Only exits of programs count. A pod that never ran a container is made anew by its Job, and so is one whose process did
+Only exits of programs count. A pod that never ran a container is made again by its Job, and so is one whose process did
 not get into the gang (``contracts``). A failed program fails its Job at once, with reason MaxFailedIndexesExceeded, and
 the JobSet does what its user's rules say for BackoffLimitExceeded, which the reason would otherwise be.
 
-A Job that does not train may end the gang all the same: with a backoff limit of 0, one eviction of its pod fails it,
+A Job that does not train may end the gang, too: with a backoff limit of 0, one eviction of its pod fails it,
 and the JobSet restarts as a whole. Such a Job gets the rule for disruptions, too, so that this restart does not count.
 
 Missing fields are injected. Fields that contradict the contract are refused. One problem decides the name of the
 webhook configuration in the chart: JobSet's own webhook sets ``restartPolicy: OnFailure`` if the field is missing, and
-then a missing field cannot be told from OnFailure. The API server calls webhook configurations in the order of their
+then a missing field looks like OnFailure. The API server calls webhook configurations in the order of their
 names, so ours must come first. If it comes later, the JobSet is refused with a message that says to write
 ``restartPolicy: Never``.
 
-``creation_warnings`` says to whoever creates a JobSet what is allowed, and will cost a save.
+``creation_warnings`` warns users who create a JobSet of what is allowed, and will cost a save.
 """
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import dataclasses
-import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 from gracepoint.wire.names import LABEL_ROLE, ROLE_HELPER, Env
-from gracepoint_operator.kube import objects
-from gracepoint_operator.kube.client import JsonObject, KubeClient, KubeError
-from gracepoint_operator.kube.objects import LABEL_NAMESPACE_NAME
-from gracepoint_operator.logs import about
 from gracepoint_operator.resources import CheckpointPolicy, CheckpointPolicySpec, WorkloadForecast
 from gracepoint_operator.webhooks.contracts import (
     DEFAULT_GRACE_PERIOD_S,
@@ -108,38 +102,38 @@ class ContractViolation:
 
 def release_contract(workload: Json, policy: CheckpointPolicySpec) -> Patched | ContractViolation:
     """Applies the contract to a copy of ``workload``, or returns what contradicts it."""
-    made = copy.deepcopy(workload)
+    patched = copy.deepcopy(workload)
     problems = Problems()
-    members = gang(made, policy.training, problems)
+    members = gang(patched, policy.training, problems)
     enough_processes(members, policy, problems)
-    if is_job(made):
+    if is_job(patched):
         for member in members:
-            apply_job_contract(made, member, policy, problems)
-        return ContractViolation(tuple(problems)) if problems else Patched(made)
-    in_place = restarts_in_place(made) and all(map(in_place_is_possible, members))
+            apply_job_contract(patched, member, policy, problems)
+        return ContractViolation(tuple(problems)) if problems else Patched(patched)
+    in_place = restarts_in_place(patched) and all(map(in_place_is_possible, members))
     for member in members:
         _fail_as_a_whole(member, policy, in_place, problems)
         check_template(member, policy.after_save.exit_codes, problems)
         _run_at_once(member, members, problems)
-    _hostnames(made, problems)
+    _hostnames(patched, problems)
     if not in_place:
-        _restarts_elsewhere(made, problems)
+        _restarts_elsewhere(patched, problems)
     if problems:
         return ContractViolation(tuple(problems))
-    spec = made["spec"]
-    theirs = [rule for rule in failure_rules(spec) if not _is_reserved(rule.name)]
-    others = [] if in_place else helpers(made, policy.training)
-    uncounted = [helper.name for helper in others if _leaves_with_the_gang(helper, theirs)]
+    spec = patched["spec"]
+    user_rules = [rule for rule in failure_rules(spec) if not _is_reserved(rule.name)]
+    helper_jobs = [] if in_place else helpers(patched, policy.training)
+    uncounted = [helper.name for helper in helper_jobs if _leaves_with_the_gang(helper, user_rules)]
     failing = [] if in_place else [*(member.name for member in members), *uncounted]
-    ours = [
+    own_rules = [
         *_uncounted_rules(members, uncounted, _leaving_codes(policy, in_place)),
-        *_rules_for_programs(theirs, failing),
+        *_rules_for_programs(user_rules, failing),
     ]
     failure_policy = spec.setdefault("failurePolicy", {"maxRestarts": DEFAULT_MAX_RESTARTS})
     # The first rule that matches is executed, so ours come first.
     kept = [rule for rule in failure_policy.get("rules") or [] if not _is_reserved(str(rule.get("name")))]
-    failure_policy["rules"] = [*ours, *kept]
-    return Patched(made)
+    failure_policy["rules"] = [*own_rules, *kept]
+    return Patched(patched)
 
 
 def _is_reserved(rule: str) -> bool:
@@ -166,7 +160,7 @@ def _fail_as_a_whole(member: TrainingJob, policy: CheckpointPolicySpec, in_place
         allow_restarts_in_place(member, problems)
     limits = ["backoffLimitPerIndex"] if in_place else ["backoffLimit", "backoffLimitPerIndex"]
     for name in limits:
-        # 0 is the user's word for the same; the other is ours, in a JobSet that was exported.
+        # 0 is the user's value for the same; the other is ours, in a JobSet that was exported.
         if job.get(name) not in ((None,) if in_place else (None, 0, NO_LIMIT)):
             problems.add(
                 f"{path}.{name}",
@@ -178,15 +172,15 @@ def _fail_as_a_whole(member: TrainingJob, policy: CheckpointPolicySpec, in_place
         problems.add(
             f"{path}.podReplacementPolicy",
             found="TerminatingOrFailed",
-            expected="Failed: Kubernetes allows no other beside a podFailurePolicy",
+            expected="Failed: Kubernetes allows no other with a podFailurePolicy",
             fix="Remove it",
         )
     expected = {
         "FailJob": "if one pod leaves, the gang leaves as a whole and the JobSet restarts it",
         "Ignore": "a process that did not get into the gang is made anew, and the others wait for it",
     }
-    ours = own_pod_rules(member, policy, in_place)
-    put_pod_rules(member, ours, expected, problems, last=[] if in_place else own_last_rules())
+    own_rules = own_pod_rules(member, policy, in_place)
+    put_pod_rules(member, own_rules, expected, problems, last_rules=[] if in_place else own_last_rules())
     if not in_place:
         replace_what_never_ran(job)
 
@@ -200,7 +194,7 @@ def own_pod_rules(member: TrainingJob, policy: CheckpointPolicySpec, in_place: b
 def _leaving_codes(policy: CheckpointPolicySpec, in_place: bool) -> list[int]:
     """Returns the exit codes at which the gang leaves its nodes.
 
-    Where a pod that is made anew restarts the others in place, which counts, these leave, too, if one did not get in.
+    Where a pod that is made again restarts the others in place, which counts, these leave, too, if one did not get in.
     """
     codes = policy.after_save.exit_codes
     return sorted([*codes, policy.not_joined_exit_code]) if in_place else codes
@@ -228,9 +222,9 @@ def _ends_gang(helper: HelperJob, rules: Sequence[FailureRule]) -> bool:
 
 
 def _leaves_with_the_gang(helper: HelperJob, rules: Sequence[FailureRule]) -> bool:
-    """Makes a Job that does not train, but whose end restarts the JobSet, fail in a way that the JobSet can tell.
+    """Makes a Job that does not train, but whose end restarts the JobSet, fail in a way that the JobSet recognises.
 
-    Returns False if its end restarts nothing else, or cannot be told from other failures: Kubernetes has no
+    Returns False if its end restarts nothing else, or looks like other failures: Kubernetes has no
     podFailurePolicy for pods whose containers restart in place.
     """
     if not _ends_gang(helper, rules):
@@ -241,31 +235,31 @@ def _leaves_with_the_gang(helper: HelperJob, rules: Sequence[FailureRule]) -> bo
     if pod["restartPolicy"] != "Never" or job.get("podReplacementPolicy") == "TerminatingOrFailed":
         return False
     present: list[Json] = (job.get("podFailurePolicy") or {}).get("rules") or []
-    last = own_last_rules() if _counts_at_once(job) else []
-    first = [] if _DISRUPTED in present else [copy.deepcopy(_DISRUPTED)]
-    made = [*first, *(rule for rule in present if rule not in last), *last]
-    if len(made) > MAX_POD_FAILURE_RULES:
+    last_rules = own_last_rules() if _counts_at_once(job) else []
+    first_rules = [] if _DISRUPTED in present else [copy.deepcopy(_DISRUPTED)]
+    job_rules = [*first_rules, *(rule for rule in present if rule not in last_rules), *last_rules]
+    if len(job_rules) > MAX_POD_FAILURE_RULES:
         return False
-    job["podFailurePolicy"] = {"rules": made}
-    if last:
+    job["podFailurePolicy"] = {"rules": job_rules}
+    if last_rules:
         replace_what_never_ran(job)
     return True
 
 
 def _counts_at_once(job: Json) -> bool:
-    """Returns whether any failure ends a Job that does not train, and failures of programs can be told from others."""
+    """Returns whether any failure ends a Job that does not train, and failures of programs are distinct from others."""
     limits = (job.get("backoffLimit"), job.get("backoffLimitPerIndex"), job.get("maxFailedIndexes"))
     indexed = job.get("completionMode") in (None, "Indexed")  # JobSet's default
     return indexed and not counting_rules(job) and limits in ((0, None, None), (NO_LIMIT, NO_LIMIT, 0))
 
 
-def _rules_for_programs(theirs: Sequence[FailureRule], jobs: Iterable[str]) -> list[Json]:
+def _rules_for_programs(user_rules: Sequence[FailureRule], jobs: Iterable[str]) -> list[Json]:
     """Returns rules that do for failed programs what the user's rules did before the contract changed the reason."""
     targets: dict[str, list[str]] = {}
     for name in jobs:
-        wanted = action_at(theirs, name, _USUALLY)
-        if wanted != action_at(theirs, name, _BY_INDEX):
-            targets.setdefault(wanted, []).append(name)
+        usual_action = action_at(user_rules, name, _USUALLY)
+        if usual_action != action_at(user_rules, name, _BY_INDEX):
+            targets.setdefault(usual_action, []).append(name)
     return [
         {
             "name": f"{_PROGRAM_RULE_NAME}{action}",
@@ -291,9 +285,9 @@ def _uncounted_rules(members: list[TrainingJob], helping: list[str], leaving: Se
         ],
         "targetReplicatedJobs": [member.name for member in members],
     }
-    ours = [rule]
+    own_rules = [rule]
     if helping:
-        ours.append(
+        own_rules.append(
             {
                 "name": HELPER_RULE_NAME,
                 "action": RULE_ACTION,
@@ -302,7 +296,7 @@ def _uncounted_rules(members: list[TrainingJob], helping: list[str], leaving: Se
                 "targetReplicatedJobs": helping,
             }
         )
-    return ours
+    return own_rules
 
 
 def _run_at_once(member: TrainingJob, members: list[TrainingJob], problems: Problems) -> None:
@@ -342,247 +336,30 @@ def _hostnames(jobset: Json, problems: Problems) -> None:
         )
 
 
-CRD_NAME = "jobsets.jobset.x-k8s.io"
-VERSION = "v1alpha2"
-
-_FIX = "Upgrade JobSet to v0.10 or newer"
-_PATTERNS = "onJobFailureMessagePatterns"
-
-
-# Which fields that the release contract needs are missing in the installed JobSet API. Pure.
-#
-# The API server silently removes fields that a CRD does not define. A rule without one of its fields matches too much,
-# or nothing. So the contract is compared with the schema of the served CRD.
-
-
-@dataclasses.dataclass(frozen=True)
-class InstalledApi:
-    """What is missing.
-
-    Attributes:
-        missing: Fields and values without which a JobSet that leaves after its save would fail, or its restart would
-            count. Empty if none is missing.
-        by_message: False if JobSet cannot tell the contract's own FailJob rules from others.
-    """
-
-    missing: tuple[str, ...] = ()
-    by_message: bool = True
-
-    def refusal(self, jobset: Json, policy: CheckpointPolicySpec) -> str | None:
-        """Returns why the contract does not work here for a JobSet. None if it does.
-
-        Args:
-            jobset: The JobSet with the contract applied.
-            policy: Its policy.
-        """
-        if self.missing:
-            return (
-                f"the JobSet API that is installed: found no {', no '.join(self.missing)}, which bring the JobSet back "
-                f"after its save. {_FIX}, or remove the label to run the JobSet without Gracepoint"
-            )
-        others = [] if self.by_message else list(_other_rules(jobset, policy))
-        if others:
-            return (
-                f"the JobSet API that is installed: found no {RULES}[].{_PATTERNS}, so that {', '.join(others)} would "
-                f"restart the JobSet without end. {_FIX}, or remove these rules"
-            )
-        return None
-
-    @property
-    def warning(self) -> str | None:
-        """A warning for the user who creates an allowed JobSet. None if there is none."""
-        if self.by_message:
-            return None
-        return (
-            f"the JobSet API that is installed: found no {RULES}[].{_PATTERNS}; every failure by a podFailurePolicy "
-            f"restarts the JobSet without being counted. {_FIX}"
-        )
-
-
-def read_installed_api(crd: Json) -> InstalledApi:
-    """Reads a CustomResourceDefinition of JobSets.
-
-    Raises:
-        LookupError: It serves no version that the operator knows.
-    """
-    versions = {item["name"]: item for item in crd["spec"]["versions"] if item.get("served")}
-    if VERSION not in versions:
-        raise LookupError(f"{CRD_NAME}: found the versions {sorted(versions)}, expected {VERSION} to be served")
-    schema = versions[VERSION].get("schema", {}).get("openAPIV3Schema", {})
-    rule = schema
-    for name in ("spec", "failurePolicy", "rules"):
-        rule = _field(rule, name)
-    rule = None if rule is None else rule.get("items", {})
-    if rule is None:
-        return InstalledApi(missing=(RULES,), by_message=False)
-    needs: tuple[tuple[str, str | None], ...] = (
-        ("name", None),
-        ("action", RULE_ACTION),
-        ("onJobFailureReasons", RULE_REASON),
-        ("targetReplicatedJobs", None),
-    )
-    missing = tuple(
-        f"{RULES}[].{name}" + ("" if value is None else f" {value}")
-        for name, value in needs
-        if not _has(_field(rule, name), value)
-    )
-    return InstalledApi(missing=missing, by_message=_field(rule, _PATTERNS) is not None)
-
-
-def _field(node: Any, name: str) -> Any:
-    """Returns the schema of a field. None if the API server would remove the field."""
-    if node is None:
-        return None
-    if node.get("x-kubernetes-preserve-unknown-fields"):
-        return node.get("properties", {}).get(name, {"x-kubernetes-preserve-unknown-fields": True})
-    return node.get("properties", {}).get(name)
-
-
-def _has(node: Any, value: str | None) -> bool:
-    if node is None:
-        return False
-    values = node.get("items", node).get("enum")
-    return value is None or values is None or value in values
-
-
-def _other_rules(jobset: Json, policy: CheckpointPolicySpec) -> list[str]:
-    """Returns the paths of other rules that make a Job fail whose failure restarts the JobSet without being counted."""
-    targets, found = uncounted_helpers(jobset), []
-    for member in gang(jobset, policy.training, Problems()):
-        own = own_pod_rules(member, policy, in_place=False)  # these versions of JobSet have no restarts in place
-        found += [path for path, rule in _failing(member.path, member.job) if rule not in own]
-    for helper in helpers(jobset, policy.training):
-        if helper.name in targets:
-            found += [path for path, rule in _failing(helper.path, helper.job) if not is_own_rule(rule)]
-    return found
-
-
-def _failing(path: str, job: Json) -> Iterator[tuple[str, Json]]:
-    for i, rule in enumerate(job.get("podFailurePolicy", {}).get("rules") or []):
-        if rule.get("action") == "FailJob":
-            yield f"{path}.podFailurePolicy.rules[{i}]", rule
-
-
-log = logging.getLogger(__name__)
-
-#: The first look comes later, as Helm removes the configuration of a former name last.
-_FIRST_S = 20.0
-_EVERY_S = 300.0
-_WEBHOOK = "jobsets.gracepoint.dev"
-
-
-# Which releases of the chart are installed, by their webhook configurations, and whether two answer for the same jobs.
-#
-# The chart refuses a second release, but it does not see the cluster where it is rendered without one, as GitOps tools
-# do. So each operator looks, too: ``tell_of_others`` is one task on the controller's event loop, which ends when it is
-# cancelled. The rest is pure.
-
-
-@dataclasses.dataclass(frozen=True)
-class InstalledRelease:
-    """A release.
-
-    Attributes:
-        configuration: The name of its MutatingWebhookConfiguration.
-        host: The host name of its operator: ``<service>.<namespace>.svc``.
-        namespaces: The namespaces that it answers for. Empty: all.
-    """
-
-    configuration: str
-    host: str
-    namespaces: frozenset[str]
-
-    def shares(self, other: Collection[str]) -> str:
-        """What it answers for as well as a release with these namespaces does, in words. Empty: nothing."""
-        if self.namespaces and other:
-            return ", ".join(sorted(self.namespaces.intersection(other)))
-        return ", ".join(sorted(self.namespaces or other)) or "all namespaces"
-
-
-def installed_releases(configurations: Iterable[JsonObject]) -> list[InstalledRelease]:
-    """Reads MutatingWebhookConfigurations. Those of others are left out."""
-    found = []
-    for body in configurations:
-        for webhook in body.get("webhooks") or ():
-            if webhook.get("name") == _WEBHOOK:
-                service = (webhook.get("clientConfig") or {}).get("service") or {}
-                host = f"{service.get('name', '')}.{service.get('namespace', '')}.svc"
-                found.append(InstalledRelease(str(body["metadata"]["name"]), host, _namespaces(webhook)))
-    return found
-
-
-def _namespaces(webhook: JsonObject) -> frozenset[str]:
-    expressions = (webhook.get("namespaceSelector") or {}).get("matchExpressions") or ()
-    return frozenset(
-        name
-        for expression in expressions
-        if (expression.get("key"), expression.get("operator")) == (LABEL_NAMESPACE_NAME, "In")
-        for name in expression.get("values") or ()
-    )
-
-
-async def tell_of_others(
-    api: KubeClient,
-    host: str,
-    namespaces: Collection[str],
-    *,
-    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-) -> None:
-    """Says in the log that another release answers for the same jobs, once for each change. Runs until cancelled.
-
-    Args:
-        api: The API server.
-        host: The host name of this operator.
-        namespaces: The namespaces that this operator answers for. Empty: all.
-        sleep: Waits.
-    """
-    said: dict[str, str] = {}
-    pause_s = _FIRST_S
-    while True:
-        await sleep(pause_s)
-        pause_s = _EVERY_S
-        try:
-            found = installed_releases((await api.list(objects.MUTATING_WEBHOOKS)).items)
-        except KubeError as error:
-            if not said:
-                log.warning("cannot see whether another release is installed", extra=about(error=str(error)))
-            said = said or {"": ""}
-            continue
-        shared = {item.host: shares for item in found if item.host != host and (shares := item.shares(namespaces))}
-        if shared and shared != said:
-            for other, what in shared.items():
-                log.error(
-                    "another release of Gracepoint answers for the same namespaces, and a pod listens to only one of "
-                    "the two: remove one, or give each watchNamespaces of its own",
-                    extra=about(other=other, namespaces=what),
-                )
-        said = shared
-
-
 #: The values of managedBy that mean the usual controller.
 _CONTROLLERS = {"JobSet": "jobset.sigs.k8s.io/jobset-controller", "Job": "kubernetes.io/job-controller"}
 #: Actions by which the gang ends or starts again as a whole. JobSet 0.11 and newer have others.
 _WHOLE_ACTIONS = ("FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts")
 
 
-def creation_warnings(made: Json, policy: CheckpointPolicy) -> list[str]:
+def creation_warnings(workload: Json, policy: CheckpointPolicy) -> list[str]:
     """Returns the warnings about a JobSet or a Job.
 
     Args:
-        made: The object as it will be stored.
+        workload: The object as it will be stored.
         policy: Its policy.
     """
-    members = gang(copy.deepcopy(made), policy.spec.training, Problems())
-    name = str((made.get("metadata") or {}).get("name") or "")
-    kind = "Job" if is_job(made) else "JobSet"
+    members = gang(copy.deepcopy(workload), policy.spec.training, Problems())
+    name = str((workload.get("metadata") or {}).get("name") or "")
+    kind = "Job" if is_job(workload) else "JobSet"
     return [
-        *_run_elsewhere(made, kind),
-        *_taken_for_processes(made, members, policy),
-        *_counted(made, policy),
-        *_counted_without_a_run(made, members),
-        *_counted_in_place(made, members, policy),
+        *_run_elsewhere(workload, kind),
+        *_taken_for_processes(workload, members, policy),
+        *_counted(workload, policy),
+        *_counted_without_a_run(workload, members),
+        *_counted_in_place(workload, members, policy),
         *([] if policy.spec.sidecars.end_with_training else _kept_by_sidecars(members)),
-        *_restarted_alone(made, members),
+        *_restarted_alone(workload, members),
         *_killed_at_once(members),
         *_keeper_killed(members),
         *_lost_checkpoints(members),
@@ -590,9 +367,9 @@ def creation_warnings(made: Json, policy: CheckpointPolicy) -> list[str]:
     ]
 
 
-def _run_elsewhere(made: Json, kind: str) -> list[str]:
+def _run_elsewhere(workload: Json, kind: str) -> list[str]:
     """Warns of a workload that another controller runs, usually in another cluster (Kueue's MultiKueue)."""
-    manager = (made.get("spec") or {}).get("managedBy")
+    manager = (workload.get("spec") or {}).get("managedBy")
     if manager in (None, _CONTROLLERS[kind]):
         return []
     return [
@@ -601,17 +378,17 @@ def _run_elsewhere(made: Json, kind: str) -> list[str]:
     ]
 
 
-def _taken_for_processes(made: Json, members: list[TrainingJob], policy: CheckpointPolicy) -> list[str]:
+def _taken_for_processes(workload: Json, members: list[TrainingJob], policy: CheckpointPolicy) -> list[str]:
     """Warns if nobody has said which of several replicatedJobs train: the gang waits for every process."""
-    others = [helper.name for helper in helpers(made, policy.spec.training)]
-    if policy.spec.training.replicated_jobs or len(members) + len(others) < 2:
+    helper_names = [helper.name for helper in helpers(workload, policy.spec.training)]
+    if policy.spec.training.replicated_jobs or len(members) + len(helper_names) < 2:
         return []
     where, label = "the policy's spec.training.replicatedJobs", f"the label {LABEL_ROLE}: {ROLE_HELPER}"
     names = ", ".join(member.name for member in members)
     if len(members) == 1:
         return [
             f"spec.replicatedJobs: {where} names none, so that {names} is taken for what trains, and "
-            f"{', '.join(others)} for helpers. If that is wrong, name those that train"
+            f"{', '.join(helper_names)} for helpers. If that is wrong, name those that train"
         ]
     processes = sum(member.processes for member in members)
     return [
@@ -621,24 +398,24 @@ def _taken_for_processes(made: Json, members: list[TrainingJob], policy: Checkpo
     ]
 
 
-def _counted(made: Json, policy: CheckpointPolicy) -> list[str]:
+def _counted(workload: Json, policy: CheckpointPolicy) -> list[str]:
     """Warns of Jobs that do not train and whose end restarts the JobSet in a way that counts."""
-    if is_job(made) or restarts_in_place(made):
+    if is_job(workload) or restarts_in_place(workload):
         return []
-    uncounted = uncounted_helpers(made)
+    uncounted = uncounted_helpers(workload)
     return [
         f"{helper.path}: found restartPolicy {(helper.template.get('spec') or {}).get('restartPolicy')} and "
         f"backoffLimit {helper.job.get('backoffLimit')}: if a pod of it is deleted, the JobSet restarts as a whole. "
         "The gang saves before that, but if the pod ends first, the restart counts towards maxRestarts. Write "
         "restartPolicy: Never, or allow the Job to replace its pod by a backoffLimit"
-        for helper in helpers(made, policy.spec.training)
-        if helper.name not in uncounted and ends_gang(helper, made)
+        for helper in helpers(workload, policy.spec.training)
+        if helper.name not in uncounted and ends_gang(helper, workload)
     ]
 
 
-def _counted_without_a_run(made: Json, members: list[TrainingJob]) -> list[str]:
+def _counted_without_a_run(workload: Json, members: list[TrainingJob]) -> list[str]:
     """Warns of rules because of which pods that never ran a container count like failures of the program."""
-    if is_job(made):
+    if is_job(workload):
         return []
     return [
         f"{member.path}.podFailurePolicy.rules[{i}].action: found Count, so that a pod that a kubelet refuses counts "
@@ -648,9 +425,9 @@ def _counted_without_a_run(made: Json, members: list[TrainingJob]) -> list[str]:
     ]
 
 
-def _counted_in_place(made: Json, members: list[TrainingJob], policy: CheckpointPolicy) -> list[str]:
+def _counted_in_place(workload: Json, members: list[TrainingJob], policy: CheckpointPolicy) -> list[str]:
     """Warns of a process that did not get into the gang and would be restarted in place, which counts."""
-    if is_job(made) or not restarts_in_place(made):
+    if is_job(workload) or not restarts_in_place(workload):
         return []
     code = policy.spec.not_joined_exit_code
     return [
@@ -675,17 +452,17 @@ def _kept_by_sidecars(members: list[TrainingJob]) -> list[str]:
     ]
 
 
-def _restarted_alone(made: Json, members: list[TrainingJob]) -> list[str]:
+def _restarted_alone(workload: Json, members: list[TrainingJob]) -> list[str]:
     """Warns of rules that replace one Job of the gang. The others end too, and each of them is handled for itself."""
-    names, found = {member.name for member in members}, []
-    for i, rule in enumerate(((made.get("spec") or {}).get("failurePolicy") or {}).get("rules") or []):
+    names, warnings = {member.name for member in members}, []
+    for i, rule in enumerate(((workload.get("spec") or {}).get("failurePolicy") or {}).get("rules") or []):
         targets = set(rule.get("targetReplicatedJobs") or names)
         if rule.get("action") not in _WHOLE_ACTIONS and targets & names and not _is_reserved(str(rule.get("name"))):
-            found.append(
+            warnings.append(
                 f"spec.failurePolicy.rules[{i}].action: found {rule.get('action')}; if one process of the gang fails, "
                 "all end, and each Job counts for itself. Use RestartJobSet, which restarts the gang as a whole"
             )
-    return found
+    return warnings
 
 
 def _killed_at_once(members: list[TrainingJob]) -> list[str]:
@@ -714,7 +491,7 @@ def _keeper_killed(members: list[TrainingJob]) -> list[str]:
 
 def _lost_checkpoints(members: list[TrainingJob]) -> list[str]:
     """Warns of a directory that is no part of a volume, or of one that ends with the pod."""
-    found = []
+    warnings = []
     for member in members:
         directory = _directory(member)
         if directory is None:
@@ -725,7 +502,7 @@ def _lost_checkpoints(members: list[TrainingJob]) -> list[str]:
         path = f"{member.path}.template.spec.containers[{member.container['name']}].volumeMounts"
         covering = [mount for mount in mounts if _covers(str(mount.get("mountPath") or ""), directory)]
         if not covering:
-            found.append(
+            warnings.append(
                 f"{path}: found no volume at {directory}, where checkpoints are saved; they would be lost with the "
                 "pod. Mount a volume there that all pods share, or correct the policy's spec.checkpoint.directory"
             )
@@ -733,11 +510,11 @@ def _lost_checkpoints(members: list[TrainingJob]) -> list[str]:
         # The mount with the longest path is the one that the directory is on.
         nearest = max(covering, key=lambda mount: len(PurePosixPath(str(mount["mountPath"])).parts))
         if "emptyDir" in volumes.get(nearest.get("name"), {}):
-            found.append(
+            warnings.append(
                 f"{path}: found the emptyDir {nearest['name']!r} at {nearest['mountPath']}, where checkpoints are "
                 "saved; it is deleted with the pod. Mount a volume there that all pods share"
             )
-    return sorted(set(found))
+    return sorted(set(warnings))
 
 
 def _directory(member: TrainingJob) -> str | None:
@@ -766,18 +543,18 @@ def _short_bounds(members: list[TrainingJob], kind: str, name: str, policy: Chec
         return []
     worst: WorkloadForecast = max(own, key=lambda item: item.needed_s)
     says = f"an emergency save of the {kind} {worst.name} is predicted to take {worst.needed_s:.0f} s"
-    found = []
+    warnings = []
     for member in members:
         grace_s = member.template["spec"].get("terminationGracePeriodSeconds")
         if isinstance(grace_s, int) and grace_s < worst.needed_s:
-            found.append(
+            warnings.append(
                 f"{member.path}.template.spec.terminationGracePeriodSeconds: found {grace_s}, but {says}. Raise it, or "
                 "use more processes"
             )
     hold = policy.spec.eviction_hold
     if hold.enabled and hold.bound_seconds < worst.needed_s:
-        found.append(
+        warnings.append(
             f"CheckpointPolicy {policy.name}: spec.evictionHold.boundSeconds: found {hold.bound_seconds:g}, but "
             f"{says}. Raise it, as evictions wait no longer than that"
         )
-    return found
+    return warnings

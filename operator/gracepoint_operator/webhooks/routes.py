@@ -1,7 +1,7 @@
-"""The webhooks' HTTP routes, on a port of their own.
+"""The webhooks' HTTP routes.
 
-Each request is one task on the server's event loop. It has no state of its own and ends with its answer. All waiting
-is bounded: for the body and the turn by ``RequestBodies``, for everything else by ``AdmissionContext``. When the
+Each request is one task on the server's event loop. It keeps no state and ends with its answer. All waiting is
+bounded: for the body and the turn by ``RequestBodies``, for everything else by ``Admission``. When the
 timeout of the webhook's configuration is over, the API server closes the connection, which cancels the task.
 
 API servers do not authenticate to webhooks. So each webhook has a path that nobody else knows (``path_of``), and a
@@ -18,8 +18,8 @@ import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
 
 import jsonpatch
 from aiohttp import web
@@ -28,22 +28,21 @@ from gracepoint.wire.names import LABEL_POLICY
 from gracepoint_operator.logs import seldom
 from gracepoint_operator.read_errors import CAUSES, Unreadable, said, shortened
 from gracepoint_operator.resources import CheckpointPolicy
+from gracepoint_operator.webhooks.admission import Admission
 from gracepoint_operator.webhooks.injection import (
-    AdmissionSettings,
     avoid_nodes,
     inject_workload,
     is_injected,
     refresh_pod,
 )
+from gracepoint_operator.webhooks.installation import InstalledApi
 from gracepoint_operator.webhooks.release_contract import (
     ContractViolation,
-    InstalledApi,
     creation_warnings,
     release_contract,
 )
 from gracepoint_operator.webhooks.training_jobs import Json, is_job, label_handed_on
 from gracepoint_operator.webhooks.updates import (
-    MemberPlace,
     changed_sizes,
     is_elastic,
     keep_fields,
@@ -52,6 +51,8 @@ from gracepoint_operator.webhooks.updates import (
     resized_pod,
     shown,
 )
+
+logger = logging.getLogger(__name__)
 
 API_VERSION = "admission.k8s.io/v1"
 
@@ -86,7 +87,7 @@ class AdmissionRequest:
         """
         try:
             review: Any = json.loads(body)
-            found = review["apiVersion"], review["kind"]
+            kind = review["apiVersion"], review["kind"]
             request = review["request"]
             read = AdmissionRequest(
                 request["uid"],
@@ -98,8 +99,8 @@ class AdmissionRequest:
             )
         except CAUSES as error:
             raise NotAnAdmissionReview(f"expected an AdmissionReview, found {body[:80]!r} ({said(error)})") from error
-        if found != (API_VERSION, "AdmissionReview"):
-            raise NotAnAdmissionReview(f"expected an AdmissionReview of {API_VERSION}, found {shortened(str(found))}")
+        if kind != (API_VERSION, "AdmissionReview"):
+            raise NotAnAdmissionReview(f"expected an AdmissionReview of {API_VERSION}, found {shortened(str(kind))}")
         if not all(isinstance(text, str) for text in (read.uid, read.namespace, read.name)):
             raise NotAnAdmissionReview("request: expected texts as uid, namespace and name")
         if not isinstance(read.old, dict | None):
@@ -116,12 +117,12 @@ class AdmissionRequest:
         return labels if isinstance(labels, dict) else {}
 
 
-def allowed(request: AdmissionRequest, wanted: Json, warnings: Sequence[str] = ()) -> Json:
-    """Returns the response that changes the request's object to ``wanted``. Clients show the warnings."""
+def allowed(request: AdmissionRequest, target: Json, warnings: Sequence[str] = ()) -> Json:
+    """Returns the response that changes the request's object to ``target``. Clients show the warnings."""
     response: Json = {"uid": request.uid, "allowed": True}
     if warnings:
         response["warnings"] = list(warnings)
-    patch = jsonpatch.make_patch(request.object, wanted).patch
+    patch = jsonpatch.make_patch(request.object, target).patch
     if patch:
         text = json.dumps(patch, separators=(",", ":"))
         response |= {"patchType": "JSONPatch", "patch": base64.b64encode(text.encode()).decode()}
@@ -158,14 +159,11 @@ _LARGE_BYTES = 256 * 1024
 _LARGE_AT_ONCE = 2
 
 
-# Reads the bodies of webhook calls with limits on size, time, and the number of large bodies at once.
-#
-# Runs on the server's event loop. A call that waits for its turn does not delay other calls. Its turn ends with its
-# answer, because the object is in memory until then.
-
-
 class RequestBodies:
-    """Reads bodies.
+    """Reads the bodies of webhook calls with limits on size, time, and the number of large bodies at once.
+
+    A call that waits for its turn does not delay other calls. Its turn ends with its answer, because the object is in
+    memory until then.
 
     Args:
         count_refused: Called with the reason for each body that is not taken.
@@ -218,94 +216,6 @@ _LARGEST_OBJECT_BYTES = 8 * 1024 * 1024
 _LARGEST_EVICTION_BYTES = 1024 * 1024
 _NAMED_USERS = 3
 
-logger = logging.getLogger(__name__)
-
-
-class AdmissionContext(Protocol):
-    """What the webhooks need from the operator."""
-
-    @property
-    def settings(self) -> AdmissionSettings:
-        """How pods reach the operator, as of now."""
-
-    async def policy(self, namespace: str, name: str) -> CheckpointPolicy | None:
-        """Returns the policy, or None if it does not exist. Bounded in time. It may be the default of a
-        ClusterCheckpointPolicy of that name.
-
-        It is as its author wrote it, also where limits of administrators apply.
-
-        Raises:
-            Unreadable: The policy exists and cannot be used.
-            Exception: It could not be read. The request is then refused with 503.
-        """
-
-    def limited(self, policy: CheckpointPolicy) -> CheckpointPolicy:
-        """Returns a policy as it applies under the limits of administrators."""
-
-    async def default_policy(self, namespace: str) -> CheckpointPolicy | None:
-        """Returns the policy of workloads that name none, or None if there is no such default. Bounded in time.
-
-        Raises:
-            Exception: It could not be read, or cannot be used.
-        """
-
-    async def installed_workload_api(self, *, afresh: bool = False) -> InstalledApi:
-        """Returns what the installed JobSet API lacks. Bounded in time.
-
-        Args:
-            afresh: Reads it now instead of using a result of the last minute.
-
-        Raises:
-            Exception: It could not be read.
-        """
-
-    def users_of(self, namespace: str, policy: str) -> list[str]:
-        """Returns kinds and names of the workloads that go on and use a policy.
-
-        Args:
-            namespace: The policy's namespace. Empty: it is a ClusterCheckpointPolicy, whose default they use.
-            policy: The policy's name.
-        """
-
-    def disrupted_nodes(self) -> frozenset[str]:
-        """Returns the names of the nodes that new pods should avoid."""
-
-    async def places(self, namespace: str, labels: Mapping[str, str]) -> dict[str, MemberPlace]:
-        """Returns the places that the members of a pod's gang have now, read after this call. Bounded in time.
-
-        Args:
-            namespace: Namespace of the pod.
-            labels: Labels of the pod.
-
-        Raises:
-            Exception: They could not be read.
-        """
-
-    async def why_eviction_waits(self, namespace: str, pod: str, uid: str | None) -> str | None:
-        """Records an attempt to evict a pod. Bounded in time.
-
-        Args:
-            namespace: Namespace of the pod.
-            pod: Name of the pod.
-            uid: UID in the preconditions of the eviction. None if there is none.
-
-        Returns:
-            A message that says why the eviction has to wait. None if it is allowed.
-        """
-
-    async def why_requests_are_too_many(self, namespace: str) -> str | None:
-        """Counts a PreemptionRequest that is about to be created. Bounded in time.
-
-        Args:
-            namespace: Namespace of the request.
-
-        Returns:
-            A message that says why it is refused. None if it is allowed.
-
-        Raises:
-            Exception: The requests could not be counted.
-        """
-
 
 def path_of(webhook: str, token: str) -> str:
     """Returns the path of a webhook.
@@ -323,7 +233,7 @@ def path_of(webhook: str, token: str) -> str:
 
 def add_routes(
     app: web.Application,
-    context: AdmissionContext,
+    operator: Admission,
     token: str,
     count_refused: Callable[[str], None],
     keep: Callable[[web.Request], None] = lambda request: None,
@@ -332,16 +242,14 @@ def add_routes(
 
     Args:
         app: An application without other routes.
-        context: The operator.
+        operator: What the webhooks ask of the operator.
         token: The secret from which the paths are computed.
         count_refused: Called with the reason when a request is refused before its object is read.
         keep: Called with each request for the path of a webhook: its caller is an API server.
     """
     bodies = RequestBodies(count_refused)
 
-    def add(
-        webhook: str, answer: Callable[[AdmissionRequest, AdmissionContext], Awaitable[Json]], at_most_bytes: int
-    ) -> None:
+    def add(webhook: str, answer: Callable[[AdmissionRequest, Admission], Awaitable[Json]], at_most_bytes: int) -> None:
         async def handle(http: web.Request) -> web.Response:
             keep(http)
             async with bodies.read(http, at_most_bytes) as body:
@@ -350,14 +258,14 @@ def add_routes(
                 except NotAnAdmissionReview as error:
                     count_refused("no_review")
                     raise web.HTTPBadRequest(text=str(error)) from error
-                return web.json_response(await answer(request, context))
+                return web.json_response(await answer(request, operator))
 
         app.router.add_post(path_of(webhook, token), handle)
 
     async def nobody(http: web.Request) -> web.Response:
         count_refused("unknown_path")
         # Without the path, which may be almost right.
-        logger.warning("a request for no webhook was refused", extra=seldom("unknown_path", peer=http.remote))
+        logger.warning("a request for an unknown path was refused", extra=seldom("unknown_path", peer=http.remote))
         response = web.Response(status=404)
         response.force_close()  # the next one costs another handshake
         return response
@@ -372,7 +280,7 @@ def add_routes(
     app.router.add_route("*", "/{path:.*}", nobody)
 
 
-async def mutate_workload(request: AdmissionRequest, context: AdmissionContext) -> Json:
+async def mutate_workload(request: AdmissionRequest, operator: Admission) -> Json:
     """A JobSet or Job is created: applies the release contract and the injection.
 
     A JobSet is updated: what it got at its creation stays.
@@ -380,12 +288,12 @@ async def mutate_workload(request: AdmissionRequest, context: AdmissionContext) 
     if request.old is not None:
         return _updated(request, request.old)
     if LABEL_POLICY not in request.labels:
-        return await _by_default(request, context)
+        return await _by_default(request, operator)
     kind = "Job" if is_job(request.object) else "JobSet"
     name = request.labels[LABEL_POLICY]
     where = f"metadata.labels[{LABEL_POLICY}]: found {name!r}"
     try:
-        policy = await context.policy(request.namespace, name) if name else None
+        policy = await operator.policy(request.namespace, name) if name else None
     except Unreadable as error:
         return refused(request, f"{where}, a CheckpointPolicy that cannot be used. {error}")
     except Exception as error:
@@ -399,49 +307,49 @@ async def mutate_workload(request: AdmissionRequest, context: AdmissionContext) 
             f"or remove it to run the {kind} without Gracepoint",
         )
     try:
-        made = await _prepared(request.object, policy, context)
+        prepared = await _prepared(request.object, policy, operator)
     except CAUSES as error:
         # The API server checks an object against its schema only after the webhooks that may change it.
         _log_unreadable(request, kind, error)
         return refused(request, f"spec: found parts that are not of {kind}'s schema ({said(error)}). Correct them")
-    if isinstance(made, str):
-        _log_refusal(request, kind, name, made)
-        return refused(request, made)
-    return allowed(request, *made)
+    if isinstance(prepared, str):
+        _log_refusal(request, kind, name, prepared)
+        return refused(request, prepared)
+    return allowed(request, *prepared)
 
 
-async def _by_default(request: AdmissionRequest, context: AdmissionContext) -> Json:
+async def _by_default(request: AdmissionRequest, operator: Admission) -> Json:
     """A workload that names no policy: it gets the default of its namespace, if there is one.
 
     Its user has asked for nothing. So whatever stands against it, the workload is created as it is, and a warning says
     that it is not protected.
     """
     try:
-        policy = await context.default_policy(request.namespace)
+        policy = await operator.default_policy(request.namespace)
         if policy is None:
             return allowed(request, request.object)
         labelled = copy.deepcopy(request.object)
         metadata = labelled.setdefault("metadata", {})
         metadata["labels"] = {**(metadata.get("labels") or {}), LABEL_POLICY: policy.name}
-        made = await _prepared(labelled, policy, context, before=request.object)
+        prepared = await _prepared(labelled, policy, operator, before=request.object)
     except Exception as error:  # noqa: BLE001  whatever it is, the workload is created
         logger.warning("a workload gets no default policy", extra=seldom("default", error=said(error)))
         return allowed(request, request.object, [f"not protected from preemptions: the default policy: {said(error)}"])
-    if isinstance(made, str):
-        why = f"not protected from preemptions by the default policy {policy.name}: {made}"
-        return allowed(request, request.object, [why])
-    return allowed(request, *made)
+    if isinstance(prepared, str):
+        warning = f"not protected from preemptions by the default policy {policy.name}: {prepared}"
+        return allowed(request, request.object, [warning])
+    return allowed(request, *prepared)
 
 
 async def _prepared(
-    workload: Json, policy: CheckpointPolicy, context: AdmissionContext, before: Json | None = None
+    workload: Json, policy: CheckpointPolicy, operator: Admission, before: Json | None = None
 ) -> tuple[Json, list[str]] | str:
     """Returns a workload as it is created under a policy, and warnings; or why it cannot be.
 
     Args:
         workload: With the label of the policy.
         policy: The policy.
-        context: The operator.
+        operator: What the webhooks ask of the operator.
         before: The workload as its user wrote it. None: as it is.
 
     Raises:
@@ -451,23 +359,23 @@ async def _prepared(
     result = release_contract(workload, policy.spec)
     if isinstance(result, ContractViolation):
         return result.message
-    why, unserved = await _unserved(result.object, policy, context)
-    if why is not None:
-        return why
-    made = inject_workload(result.object, policy.name, policy.spec, context.settings)
+    refusal, unserved = await _unserved(result.object, policy, operator)
+    if refusal is not None:
+        return refusal
+    injected = inject_workload(result.object, policy.name, policy.spec, operator.settings)
     warnings = [
         *unserved,
         *not_understood(policy),
-        *overruled(before, made, policy),
-        *creation_warnings(made, context.limited(policy)),
+        *overruled(before, injected, policy),
+        *creation_warnings(injected, operator.limited(policy)),
     ]
-    return shown(before, made, policy), warnings
+    return shown(before, injected, policy), warnings
 
 
 def _updated(request: AdmissionRequest, old: Json) -> Json:
     try:
-        made, given_up = keep_fields(old, request.object)
-        resized = changed_sizes(old, made)
+        updated, given_up = keep_fields(old, request.object)
+        resized = changed_sizes(old, updated)
     except CAUSES as error:
         # The API server checks an object against its schema only after the webhooks that may change it.
         _log_unreadable(request, "JobSet", error)
@@ -475,35 +383,35 @@ def _updated(request: AdmissionRequest, old: Json) -> Json:
     warnings = [
         f"{path}: Gracepoint keeps the value of the JobSet's creation, as the field is immutable" for path in given_up
     ]
-    return allowed(request, made, [*warnings, *resized])
+    return allowed(request, updated, [*warnings, *resized])
 
 
-async def mutate_trainjob(request: AdmissionRequest, context: AdmissionContext) -> Json:
-    """A TrainJob is created: its label goes on to the JobSet that the Kubeflow Trainer makes of it."""
+async def mutate_trainjob(request: AdmissionRequest, operator: Admission) -> Json:
+    """A TrainJob is created: the Kubeflow Trainer copies its label to the JobSet that it makes."""
     try:
-        made = label_handed_on(request.object)
+        labelled = label_handed_on(request.object)
     except CAUSES as error:
         _log_unreadable(request, "TrainJob", error)
-        made = request.object
-    return allowed(request, made)
+        labelled = request.object
+    return allowed(request, labelled)
 
 
-async def _unserved(jobset: Json, policy: CheckpointPolicy, context: AdmissionContext) -> tuple[str | None, list[str]]:
+async def _unserved(jobset: Json, policy: CheckpointPolicy, operator: Admission) -> tuple[str | None, list[str]]:
     """Returns why the installed JobSet API cannot keep the contract, or None; and warnings."""
     if is_job(jobset):
         return None, []  # Kubernetes itself serves all that its contract needs
     try:
-        found = await context.installed_workload_api()
-        if found != InstalledApi():
-            found = await context.installed_workload_api(afresh=True)  # JobSet may have been upgraded a moment ago
+        installed = await operator.installed_workload_api()
+        if installed != InstalledApi():
+            installed = await operator.installed_workload_api(afresh=True)  # JobSet may have been upgraded a moment ago
     except Exception as error:
         extra = seldom(type(error).__name__)
         logger.warning("the JobSet API that is installed cannot be read", exc_info=error, extra=extra)
         return None, [f"whether JobSet is v0.10 or newer, as Gracepoint needs, could not be read just now ({error})"]
-    return found.refusal(jobset, policy.spec), [] if found.warning is None else [found.warning]
+    return installed.refusal(jobset, policy.spec), [] if installed.warning is None else [installed.warning]
 
 
-async def mutate_pod(request: AdmissionRequest, context: AdmissionContext) -> Json:
+async def mutate_pod(request: AdmissionRequest, operator: Admission) -> Json:
     """A pod is created: sets the current address of the operator and avoids disrupted nodes.
 
     If the size of its gang may change, it also gets its present place. If that cannot be read, the pod is refused, and
@@ -512,9 +420,9 @@ async def mutate_pod(request: AdmissionRequest, context: AdmissionContext) -> Js
     pod = request.object
     try:
         if LABEL_POLICY in request.labels and is_injected(pod):
-            pod = avoid_nodes(refresh_pod(pod, context.settings), context.disrupted_nodes())
+            pod = avoid_nodes(refresh_pod(pod, operator.settings), operator.disrupted_nodes())
             if is_elastic(pod):
-                pod = resized_pod(pod, await context.places(request.namespace, request.labels))
+                pod = resized_pod(pod, await operator.places(request.namespace, request.labels))
     except CAUSES as error:
         # The API server checks an object against its schema only after the webhooks that may change it.
         _log_unreadable(request, "pod", error)
@@ -524,13 +432,13 @@ async def mutate_pod(request: AdmissionRequest, context: AdmissionContext) -> Js
     return allowed(request, pod)
 
 
-async def validate_eviction(request: AdmissionRequest, context: AdmissionContext) -> Json:
+async def validate_eviction(request: AdmissionRequest, operator: Admission) -> Json:
     """A pod is to be evicted: answers 429 while its gang saves.
 
     If anything fails here, the eviction is allowed: a drain gives up at any answer but 429.
     """
-    given = request.object.get("deleteOptions")
-    options: Json = given if isinstance(given, dict) else {}
+    delete_options = request.object.get("deleteOptions")
+    options: Json = delete_options if isinstance(delete_options, dict) else {}
     if request.dry_run or options.get("dryRun"):
         # kubectl drain --dry-run=server sets only the latter. It asks whether the eviction would be accepted, and in
         # the end it will be. If it were held, kubectl would try again until then.
@@ -538,17 +446,17 @@ async def validate_eviction(request: AdmissionRequest, context: AdmissionContext
     try:
         pod = request.name or request.object["metadata"]["name"]
         uid = (options.get("preconditions") or {}).get("uid")
-        why = await context.why_eviction_waits(request.namespace, pod, uid)
+        hold = await operator.evictions.attempted(request.namespace, pod, uid)
     except Exception as error:
         extra = seldom(type(error).__name__)
-        logger.exception("an eviction could not be decided about, it is let through", extra=extra)
-        why = None
-    return allowed(request, request.object) if why is None else later(request, why)
+        logger.exception("cannot decide about an eviction, it is let through", extra=extra)
+        hold = None
+    return allowed(request, request.object) if hold is None else later(request, hold.message)
 
 
-def _log_refusal(request: AdmissionRequest, kind: str, policy: str, why: str) -> None:
-    """Who creates the workload is told too."""
-    fields = {"namespace": request.namespace, "policy": policy, "why": why}
+def _log_refusal(request: AdmissionRequest, kind: str, policy: str, message: str) -> None:
+    """The user who creates the workload gets the message, too."""
+    fields = {"namespace": request.namespace, "policy": policy, "why": message}
     logger.info("a workload was refused", extra=seldom(kind, **fields))
 
 
@@ -557,19 +465,19 @@ def _log_unreadable(request: AdmissionRequest, kind: str, error: Exception) -> N
     logger.warning("an object cannot be read", exc_info=error, extra=extra)
 
 
-async def validate_request(request: AdmissionRequest, context: AdmissionContext) -> Json:
+async def validate_request(request: AdmissionRequest, operator: Admission) -> Json:
     """A PreemptionRequest is created: refused if its namespace has too many."""
     try:
-        why = await context.why_requests_are_too_many(request.namespace)
+        refusal = await operator.why_requests_are_too_many(request.namespace)
     except Exception as error:
         logger.exception("the requests of a namespace could not be counted")
         return unknown(request, f"the PreemptionRequests of the namespace could not be counted ({error!r}). Try again")
-    return allowed(request, request.object) if why is None else refused(request, why)
+    return allowed(request, request.object) if refusal is None else refused(request, refusal)
 
 
-async def validate_policy(request: AdmissionRequest, context: AdmissionContext) -> Json:
+async def validate_policy(request: AdmissionRequest, operator: Admission) -> Json:
     """A policy is to be deleted: warns if workloads use it. It is not refused, as a namespace must come to its end."""
-    users = context.users_of(request.namespace, request.name)
+    users = operator.users_of(request.namespace, request.name)
     if not users:
         return allowed(request, request.object)
     more = f" and {len(users) - _NAMED_USERS} more" if len(users) > _NAMED_USERS else ""

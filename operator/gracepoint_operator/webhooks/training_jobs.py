@@ -10,17 +10,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gracepoint.wire.names import LABEL_POLICY, LABEL_ROLE, ROLE_HELPER
 from gracepoint_operator.resources import Training
-from gracepoint_operator.resources.base import selects
 
 Json = dict[str, Any]
 
 #: Names of extended resources that are accelerators, for example nvidia.com/gpu and google.com/tpu. Some are a part of
-#: other words, like "tpu" of "output", and count only where a word begins.
+#: other words, like "tpu" of "output", and count only at the beginning of a word.
 _ACCELERATOR = re.compile(r"/(.*(gpu|neuron|gaudi|i915|(?<![a-z])v?[tnx]pu).*|mig-.*|xe)$", re.IGNORECASE)
 
 
@@ -81,11 +80,11 @@ def helpers(workload: Json, training: Training) -> list[HelperJob]:
     if is_job(workload):
         return []
     jobs = _replicated_jobs(workload)
-    wanted = training.replicated_jobs or training_by_default(jobs)
+    training_names = training.replicated_jobs or training_by_default(jobs)
     return [
         HelperJob(f"spec.replicatedJobs[{i}].template.spec", job["name"], spec, spec.setdefault("template", {}))
         for i, job in enumerate(jobs)
-        if job.get("name") not in wanted
+        if job.get("name") not in training_names
         for spec in (job.setdefault("template", {}).setdefault("spec", {}),)
     ]
 
@@ -103,9 +102,9 @@ def asks_for_accelerators(job: Json) -> bool:
     """Returns whether the pods of a replicatedJob ask for accelerators."""
     pod = _template(job).get("spec") or {}
     resources = [container.get("resources") or {} for container in pod.get("containers") or ()]
-    asked = [name for item in resources for kind in ("requests", "limits") for name in item.get(kind) or ()]
+    resource_names = [name for item in resources for kind in ("requests", "limits") for name in item.get(kind) or ()]
     claimed = any(item.get("claims") for item in resources)
-    return claimed or any(_ACCELERATOR.search(name) for name in asked)
+    return claimed or any(_ACCELERATOR.search(name) for name in resource_names)
 
 
 def _replicated_jobs(jobset: Json) -> list[Json]:
@@ -138,8 +137,8 @@ def _of_jobset(jobset: Json, training: Training, problems: Problems) -> list[Tra
                 expected="no such label, as the policy's spec.training.replicatedJobs says that it trains",
                 fix="Remove the label, or the name from the policy",
             )
-    wanted = training.replicated_jobs or training_by_default(jobs)
-    members = [_member(i, job, training, problems) for i, job in enumerate(jobs) if job.get("name") in wanted]
+    training_names = training.replicated_jobs or training_by_default(jobs)
+    members = [_member(i, job, training, problems) for i, job in enumerate(jobs) if job.get("name") in training_names]
     if not members and not problems:
         problems.add("spec.replicatedJobs", found="none that trains", expected="at least one", fix="Add one")
     return [member for member in members if member is not None]
@@ -188,58 +187,15 @@ def _of_spec(
     return None
 
 
-# Whether PodDisruptionBudgets forbid an eviction. Pure.
-#
-# The API server calls the webhooks before it checks the budgets. So the webhook also sees an attempt that a budget is
-# going to refuse. Such an attempt must not make a gang leave, because its owner has said that it may not be disrupted.
-
-
-def forbid(budgets: Iterable[Mapping[str, Any]], labels: Mapping[str, str], *, ready: bool) -> bool:
-    """Returns whether the API server is going to refuse to evict a running pod.
-
-    Args:
-        budgets: All PodDisruptionBudgets (policy/v1) of the pod's namespace.
-        labels: The pod's labels.
-        ready: Whether the pod's condition Ready is True. A pod that is not ready does not count as healthy, so a budget
-            may allow its eviction (``spec.unhealthyPodEvictionPolicy``).
-    """
-    about_it = [budget for budget in budgets if selects((budget.get("spec") or {}).get("selector"), labels)]
-    if len(about_it) > 1:
-        return True  # the eviction subresource supports only one budget for a pod, and fails if there are two
-    return any(not (_allows(budget) or (not ready and _lets_unready_go(budget))) for budget in about_it)
-
-
-def _allows(budget: Mapping[str, Any]) -> bool:
-    status = budget.get("status") or {}
-    # Kubernetes does not allow an eviction if the budget's status is older than its spec.
-    is_current = int(status.get("observedGeneration") or 0) >= int(budget["metadata"].get("generation") or 0)
-    return is_current and int(status.get("disruptionsAllowed") or 0) > 0
-
-
-def _lets_unready_go(budget: Mapping[str, Any]) -> bool:
-    """Returns whether the budget allows the eviction of a pod that is not ready, as the eviction subresource decides.
-
-    It does with AlwaysAllow, or if enough other pods are healthy (IfHealthyBudget, the default).
-    """
-    if budget["spec"].get("unhealthyPodEvictionPolicy") == "AlwaysAllow":
-        return True
-    status = budget.get("status") or {}
-    desired = int(status.get("desiredHealthy") or 0)
-    return int(status.get("currentHealthy") or 0) >= desired > 0
-
-
-# A TrainJob of the Kubeflow Trainer: its label goes on to the JobSet that the Trainer makes of it. Pure.
-
-
 def label_handed_on(trainjob: Json) -> Json:
     """Returns the TrainJob with the policy's label among those that the Trainer copies to the JobSet.
 
     Raises:
         AttributeError, LookupError, TypeError: It is not of TrainJob's schema.
     """
-    made = copy.deepcopy(trainjob)
-    name = ((made.get("metadata") or {}).get("labels") or {}).get(LABEL_POLICY)
+    labelled = copy.deepcopy(trainjob)
+    name = ((labelled.get("metadata") or {}).get("labels") or {}).get(LABEL_POLICY)
     if name is not None:
-        labels = made["spec"].setdefault("labels", {})
+        labels = labelled["spec"].setdefault("labels", {})
         labels.setdefault(LABEL_POLICY, name)
-    return made
+    return labelled

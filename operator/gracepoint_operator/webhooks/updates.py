@@ -1,6 +1,7 @@
 """Later changes of a workload: what its creation filled in is kept, and new pods get the size that it has now.
 
-``routes``, the server and the command line call it. It calls ``training_jobs``.
+``routes``, ``admission`` and the command line call it. It calls ``training_jobs``. All is pure, but ``SharedReads``:
+it belongs to one event loop, and its tasks end with their reads.
 """
 
 from __future__ import annotations
@@ -25,28 +26,25 @@ ANNOTATION = "gracepoint.dev/injected"
 _NAMED = ("replicatedJobs", "containers")
 
 
-# Shows users how a JobSet was changed: annotations on it and on its pods, and warnings at its creation. Pure.
-
-
-def shown(before: Json, made: Json, policy: CheckpointPolicy) -> Json:
-    """Returns ``made`` with annotations that say how it differs from ``before``, and what it was created with.
+def shown(before: Json, injected: Json, policy: CheckpointPolicy) -> Json:
+    """Returns ``injected`` with annotations that say how it differs from ``before``, and what it was created with.
 
     Fields from an earlier call stay listed: the API server may call twice if another webhook changes the object.
     """
-    fields = [path for key in ("metadata", "spec") for path in _changed(before.get(key), made.get(key), key)]
+    fields = [path for key in ("metadata", "spec") for path in _changed(before.get(key), injected.get(key), key)]
     spec = json.dumps(policy.spec.to_json(), separators=(",", ":"), sort_keys=True)
-    if not fields and ((made.get("metadata") or {}).get("annotations") or {}).get(CREATED_WITH) == spec:
-        return made
-    made = copy.deepcopy(made)
-    metadata = made.setdefault("metadata", {})
+    if not fields and ((injected.get("metadata") or {}).get("annotations") or {}).get(CREATED_WITH) == spec:
+        return injected
+    injected = copy.deepcopy(injected)
+    metadata = injected.setdefault("metadata", {})
     metadata["annotations"] = {**(metadata.get("annotations") or {}), CREATED_WITH: spec}
     if not fields:
-        return made
+        return injected
     about = {"policy": policy.name, "generation": policy.generation}
-    for member in gang(made, policy.spec.training, Problems()):
+    for member in gang(injected, policy.spec.training, Problems()):
         _annotate(member.template.setdefault("metadata", {}), {**about, "container": member.container["name"]})
     _annotate(metadata, {**about, "fields": sorted({*_earlier(metadata), *fields})})
-    return made
+    return injected
 
 
 def not_understood(policy: CheckpointPolicy) -> list[str]:
@@ -58,12 +56,13 @@ def not_understood(policy: CheckpointPolicy) -> list[str]:
     ]
 
 
-def overruled(before: Json, made: Json, policy: CheckpointPolicy) -> list[str]:
+def overruled(before: Json, injected: Json, policy: CheckpointPolicy) -> list[str]:
     """Returns warnings about variables of the manifest that Gracepoint overrides."""
     warnings = []
-    theirs = gang(copy.deepcopy(before), policy.spec.training, Problems())
-    for member, ours in zip(theirs, gang(copy.deepcopy(made), policy.spec.training, Problems()), strict=True):
-        now = {variable["name"]: variable for variable in ours.container.get("env") or []}
+    members_before = gang(copy.deepcopy(before), policy.spec.training, Problems())
+    members_after = gang(copy.deepcopy(injected), policy.spec.training, Problems())
+    for member, after in zip(members_before, members_after, strict=True):
+        now = {variable["name"]: variable for variable in after.container.get("env") or []}
         names = [
             variable["name"]
             for variable in member.container.get("env") or []
@@ -98,9 +97,9 @@ def _changed(before: Any, after: Any, path: str) -> Iterator[str]:
         for key, value in after.items():
             yield from _changed(before.get(key), value, f"{path}.{key}")
     elif isinstance(before, list) and isinstance(after, list) and path.endswith(_NAMED):
-        known = {item.get("name"): item for item in before}
+        items_before = {item.get("name"): item for item in before}
         for item in after:
-            yield from _changed(known.get(item.get("name")), item, f"{path}[{item.get('name')}]")
+            yield from _changed(items_before.get(item.get("name")), item, f"{path}[{item.get('name')}]")
     else:
         yield path
 
@@ -109,19 +108,13 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-# The size that a workload has now, for pods that are created after somebody changed it.
-#
-# The number of processes is written into the pod templates when the workload is created, and templates cannot change.
-# If the policy has ``training.minProcesses``, the size may: a person, Kueue or an autoscaler changes ``parallelism``
-# and ``completions``. The webhook then writes the present number into each new pod.
-#
-# ``of_workload`` and ``resized_pod`` are pure. A ``SharedReads`` belongs to one event loop; its tasks end with their
-# reads.
-
-
 @dataclasses.dataclass(frozen=True)
 class MemberPlace:
     """Where the pods of one member of a gang stand among its processes.
+
+    The number of processes is written into the pod templates when the workload is created, and templates cannot
+    change. If the policy has ``training.minProcesses``, the size may: a person, Kueue or an autoscaler changes
+    ``parallelism`` and ``completions``. The webhook then writes the present number into each new pod.
 
     Attributes:
         process_count: Number of processes of the gang.
@@ -181,12 +174,12 @@ def resized_pod(pod: Json, places: dict[str, MemberPlace]) -> Json:
         Env.PROCESS_OFFSET: place.process_offset,
         Env.PODS_PER_JOB: place.pods_per_job,
     }
-    made = copy.deepcopy(pod)
-    for container in made["spec"]["containers"]:
+    resized = copy.deepcopy(pod)
+    for container in resized["spec"]["containers"]:
         for variable in container.get("env") or []:
             if variable["name"] in now and "value" in variable:
                 variable["value"] = str(now[variable["name"]])
-    return made
+    return resized
 
 
 class SharedReads(Generic[K, V]):
@@ -237,18 +230,14 @@ def pods_per_job(job: Json) -> int:
 _LABEL_PATHS = ("metadata.labels", f"metadata.labels.{LABEL_POLICY}")
 
 
-# Keeps what was filled into a JobSet at its creation when somebody applies its manifest again. Pure.
-#
-# The Kubeflow Trainer applies the whole JobSet of a suspended TrainJob again, and so do GitOps tools. Fields that the
-# manifest does not have stay by themselves. A list that is in the manifest replaces the stored one, such as the rules
-# of a failure policy. The change would be refused, as these fields of a JobSet are immutable, and the job would not
-# resume.
-#
-# So the fields that the annotation names get their stored values again, under the policy as it was at the creation.
-
-
 def keep_fields(old: Json, new: Json) -> tuple[Json, list[str]]:
     """Returns ``new`` with the fields that were filled in at the creation of ``old``.
+
+    The Kubeflow Trainer applies the whole JobSet of a suspended TrainJob again, and so do GitOps tools. Fields that the
+    manifest does not have stay by themselves. A list that is in the manifest replaces the stored one, such as the rules
+    of a failure policy. The change would be refused, as these fields of a JobSet are immutable, and the job would not
+    resume. So the fields that the annotation names get their stored values again, under the policy as it was at the
+    creation.
 
     Args:
         old: The stored object.
@@ -261,21 +250,21 @@ def keep_fields(old: Json, new: Json) -> tuple[Json, list[str]]:
     annotation = (old.get("metadata", {}).get("annotations") or {}).get(ANNOTATION)
     if annotation is None:
         return new, []
-    made = copy.deepcopy(new)
-    spec = made.setdefault("spec", {})
+    restored = copy.deepcopy(new)
+    spec = restored.setdefault("spec", {})
     filled_in = json.loads(annotation).get("fields", [])
     if any(path in filled_in for path in _LABEL_PATHS):
-        _keep_label(old.get("metadata") or {}, made.setdefault("metadata", {}))
+        _keep_label(old.get("metadata") or {}, restored.setdefault("metadata", {}))
     fields = [path for path in filled_in if path.startswith("spec.")]
     given_up = [path for path in fields if _keep(old["spec"], spec, path.removeprefix("spec."))]
-    resized = _completions_follow(old["spec"], made["spec"])
+    resized = _completions_follow(old["spec"], restored["spec"])
     given_up = [path for path in given_up if path not in resized]
-    _keep_annotation(old.get("metadata") or {}, made.setdefault("metadata", {}))
-    jobs = {job.get("name"): job for job in made["spec"].get("replicatedJobs") or []}
+    _keep_annotation(old.get("metadata") or {}, restored.setdefault("metadata", {}))
+    jobs = {job.get("name"): job for job in restored["spec"].get("replicatedJobs") or []}
     for job in old["spec"].get("replicatedJobs") or []:
         if job.get("name") in jobs:
             _keep_annotation(_pod_metadata(job), _pod_metadata(jobs[job["name"]]))
-    return made, given_up
+    return restored, given_up
 
 
 def _keep_label(old: Json, new: Json) -> None:
@@ -285,40 +274,40 @@ def _keep_label(old: Json, new: Json) -> None:
         new["labels"] = {LABEL_POLICY: name, **(new.get("labels") or {})}
 
 
-def changed_sizes(old: Json, made: Json) -> list[str]:
+def changed_sizes(old: Json, new: Json) -> list[str]:
     """Returns warnings about members of the gang whose changed size their pods cannot know of.
 
     Args:
         old: The stored object.
-        made: What it is going to be replaced by.
+        new: What it is going to be replaced by.
     """
-    after = _jobs(made)
+    jobs_after = _jobs(new)
     return [
         f"spec.replicatedJobs[{name}]: found another number of pods than at the JobSet's creation, which stays in the "
-        f"pods ({Env.PROCESS_COUNT}), so they will fail. Create the JobSet anew, under a policy with "
+        f"pods ({Env.PROCESS_COUNT}), so they will fail. Create the JobSet again, under a policy with "
         "spec.training.minProcesses if its size is to change later"
         for name, job in _jobs(old).items()
-        if name in after
+        if name in jobs_after
         and is_member(job["template"])
         and not is_elastic(job["template"])
-        and pods_per_job(job) != pods_per_job(after[name])
+        and pods_per_job(job) != pods_per_job(jobs_after[name])
     ]
 
 
-def _completions_follow(old: Json, made: Json) -> set[str]:
+def _completions_follow(old: Json, new: Json) -> set[str]:
     """Lets the completions follow a changed parallelism, as at the creation. Returns the paths of these completions.
 
     Only for members of the gang whose new pods get the present size. Other Jobs may have more completions than pods.
     """
-    after = _jobs({"spec": made})
+    jobs_after = _jobs({"spec": new})
     paths = set()
     for name, job in _jobs({"spec": old}).items():
-        parallelism = after.get(name, {}).get("parallelism")
+        parallelism = jobs_after.get(name, {}).get("parallelism")
         if parallelism is None or parallelism == job.get("parallelism"):
             continue
         template = job["template"]
         if is_member(template) and is_elastic(template) and job.get("completions") == job.get("parallelism"):
-            after[name]["completions"] = parallelism
+            jobs_after[name]["completions"] = parallelism
             paths.add(f"spec.replicatedJobs[{name}].template.spec.completions")
     return paths
 
@@ -372,7 +361,7 @@ def _pod_metadata(job: Json) -> Json:
 
 
 def _keep_annotation(old: Json, new: Json) -> None:
-    known = old.get("annotations") or {}
-    kept = {name: known[name] for name in (ANNOTATION, CREATED_WITH) if name in known}
+    old_annotations = old.get("annotations") or {}
+    kept = {name: old_annotations[name] for name in (ANNOTATION, CREATED_WITH) if name in old_annotations}
     if kept:
         new["annotations"] = {**(new.get("annotations") or {}), **kept}

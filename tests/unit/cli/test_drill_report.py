@@ -51,7 +51,7 @@ def test_a_drill_in_vain_is_said_before_it_is_asked_for(change: Json, policy: Js
         body["metadata"]["labels"] = change["labels"]
     if "ended" in change:
         body["status"] = {"conditions": [{"type": "Completed", "status": "True"}]}
-    why = drill.why_in_vain(WorkloadMatch(BY_NAME["JobSet"], body), policy)
+    why = drill.why_no_drill(WorkloadMatch(BY_NAME["JobSet"], body), policy)
     assert words in why
     assert bool(why) is bool(words)
 
@@ -65,7 +65,7 @@ def test_a_drill_in_vain_is_said_before_it_is_asked_for(change: Json, policy: Js
     ],
 )
 def test_a_drill_of_a_job_by_itself_is_judged_alike(body: Json, words: str) -> None:
-    why = drill.why_in_vain(WorkloadMatch(BY_NAME["Job"], body), POLICY)
+    why = drill.why_no_drill(WorkloadMatch(BY_NAME["Job"], body), POLICY)
     assert words in why
     assert bool(why) is bool(words)
 

@@ -7,7 +7,7 @@ import copy
 import functools
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,12 +25,13 @@ from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.objects import read_node, read_taint
 from gracepoint_operator.model import evictions
 from gracepoint_operator.model.devices import read_claim, read_rule, read_slice
+from gracepoint_operator.model.evictions import Hold
 from gracepoint_operator.model.preemption_record import PreemptionRecord
 from gracepoint_operator.model.preemption_record import RequestRecord as Asked
 from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import CheckpointPolicy, PreemptionRequest
 from gracepoint_operator.signals import BUILT_IN, On
-from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, routes
+from gracepoint_operator.webhooks import Admission, AdmissionSettings, InstalledApi, routes
 from gracepoint_operator.webhooks.routes import AdmissionRequest, NotAnAdmissionReview
 from gracepoint_operator.workloads import JOBSETS, LONE_JOBS, JobSetType, JobType, read_job, read_pod
 from tests.hypothesis_profiles import examples
@@ -280,7 +281,7 @@ def test_impossible_figures_are_refused_and_others_fit_a_record(data: st.DataObj
 
 
 class Operator:
-    """What the webhooks ask."""
+    """What the webhooks ask, in the place of ``Admission``."""
 
     settings = AdmissionSettings(operator_url="https://o:443", ca_certificate="PEM")
 
@@ -305,8 +306,12 @@ class Operator:
     def disrupted_nodes(self) -> frozenset[str]:
         return frozenset({"node-1"})
 
-    async def why_eviction_waits(self, namespace: str, pod: str, uid: str | None) -> str | None:
-        return f"{namespace}/{pod} saves"
+    @property
+    def evictions(self) -> Operator:
+        return self
+
+    async def attempted(self, namespace: str, pod: str, uid: str | None) -> Hold | None:
+        return Hold(0.0, f"{namespace}/{pod} saves")
 
     async def why_requests_are_too_many(self, namespace: str) -> str | None:
         return None
@@ -335,10 +340,11 @@ async def test_every_webhook_answers_whatever_object_it_is_asked_about(data: st.
         if not isinstance(body, dict):
             continue
         request = AdmissionRequest("u", "n", body, "x", dry_run=False)
+        operator = cast(Admission, Operator())
         for answer in (
-            await routes.mutate_workload(request, Operator()),
-            await routes.mutate_pod(request, Operator()),
-            await routes.validate_eviction(request, Operator()),
-            await routes.validate_request(request, Operator()),
+            await routes.mutate_workload(request, operator),
+            await routes.mutate_pod(request, operator),
+            await routes.validate_eviction(request, operator),
+            await routes.validate_request(request, operator),
         ):
             assert isinstance(answer["response"]["allowed"], bool)

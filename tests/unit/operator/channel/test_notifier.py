@@ -203,7 +203,7 @@ async def test_preemption_first_recorded_in_a_later_phase_was_noticed_too(api: M
     before = dataclasses.replace(before, status=PreemptionStatus())
     after = dataclasses.replace(before, status=PreemptionStatus(phase=Phase.AGREED))
     metrics = Metrics()
-    preemption_writer.count(metrics, before, after, pods_live=True)
+    preemption_writer.count_outcome(metrics, before, after, pods_live=True)
     for phase in ("Noticed", "Agreed"):
         labels = {"phase": phase, "cause": "SpotTermination", "mode": "Enforce"}
         assert metrics.registry.get_sample_value("gracepoint_preemption_phases_total", labels) == 1
@@ -264,7 +264,7 @@ def test_only_what_was_said_and_did_not_happen_was_a_false_alarm(reason: EndReas
     phase = Phase.EXPIRED if reason in (EndReason.DEADLINE_PASSED, EndReason.PODS_REPLACED) else Phase.RETRACTED
     ended = preemption_status.ended(before.status, phase, reason, "told by the test", objects.NOW)
     after = dataclasses.replace(before, status=ended)
-    preemption_writer.count(metrics, before, after, pods_live=reason is EndReason.DEADLINE_PASSED)
+    preemption_writer.count_outcome(metrics, before, after, pods_live=reason is EndReason.DEADLINE_PASSED)
     found = metrics.registry.get_sample_value(
         "gracepoint_false_alarms_total", {"cause": "SpotTermination", "phase": str(phase)}
     )

@@ -138,7 +138,7 @@ def test_the_event_of_a_resumption_names_the_step() -> None:
 @pytest.mark.parametrize("mode", ["Enforce", "Drill", "Observe"])
 def test_gang_is_notified_unless_observed_or_already_informed(mode: str, signal: str) -> None:
     expected = mode != "Observe" and signal not in KNOWN_TO_GANG
-    assert preemption_status.is_told(preemption(mode=mode, signal=signal)) is expected
+    assert preemption_status.is_announced(preemption(mode=mode, signal=signal)) is expected
 
 
 # From the notice to the end.

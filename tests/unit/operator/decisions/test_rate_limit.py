@@ -24,7 +24,7 @@ def told(gang: int = 0, confidence: str = "likely", *, mode: str = "Enforce", ma
 
 
 def held(preemptions: list[PreemptionRecord], spec: PreemptionSpec | None = None) -> bool:
-    return holds_back(spec or told(99).spec, preemptions, own=(), limit=2, replicas=1)
+    return holds_back(spec or told(99).spec, preemptions, created_here=(), limit=2, replicas=1)
 
 
 def test_as_many_gangs_as_allowed_are_notified_at_once() -> None:
@@ -47,10 +47,12 @@ def test_what_is_only_observed_neither_waits_nor_counts() -> None:
 
 def test_replica_keeps_to_its_share_and_counts_that_of_others() -> None:
     began = [told(gang, made=False) for gang in range(2)]
-    assert holds_back(told(99).spec, began, own=(), limit=4, replicas=2), "two are on their way, a half of the limit"
+    assert holds_back(told(99).spec, began, created_here=(), limit=4, replicas=2), (
+        "two are on their way, a half of the limit"
+    )
     made = [told(gang) for gang in range(2)]
-    assert holds_back(told(99).spec, made, own={preemption.key for preemption in made}, limit=4, replicas=2)
-    assert not holds_back(told(99).spec, made, own=(), limit=4, replicas=2), "the twin was first with both"
+    assert holds_back(told(99).spec, made, created_here={preemption.key for preemption in made}, limit=4, replicas=2)
+    assert not holds_back(told(99).spec, made, created_here=(), limit=4, replicas=2), "the twin was first with both"
 
 
 @given(

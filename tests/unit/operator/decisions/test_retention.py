@@ -7,7 +7,14 @@ from collections.abc import Iterable
 import pytest
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.decisions.answers import SHORTEST_S, DeletionReason, Due, Limits, due, over
+from gracepoint_operator.decisions.retention import (
+    SHORTEST_S,
+    DeletionReason,
+    Due,
+    Limits,
+    due_for_deletion,
+    final_requests,
+)
 from gracepoint_operator.kube import client
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.metrics import Metrics
@@ -53,7 +60,7 @@ def names(found: Iterable[Due]) -> list[str]:
 def found(*bodies: Body, living: Iterable[str] = (JOBSET_UID,), limits: Limits = LIMITS) -> list[Due]:
     preemptions = [PreemptionRecord.of(body) for body in bodies if "epoch" in body["spec"]]
     requests = [RequestRecord.of(body) for body in bodies if "epoch" not in body["spec"]]
-    return due(preemptions, requests, set(living), NOW, limits)
+    return due_for_deletion(preemptions, requests, set(living), NOW, limits)
 
 
 def test_what_ended_longer_ago_than_is_kept_goes() -> None:
@@ -142,7 +149,7 @@ def test_a_record_stays_until_its_request_says_how_it_ended() -> None:
 def those_over(*bodies: Body, now: float = NOW) -> list[str]:
     preemptions = [PreemptionRecord.of(body) for body in bodies if "epoch" in body["spec"]]
     requests = [RequestRecord.of(body) for body in bodies if "epoch" not in body["spec"]]
-    return [request.name for request in over(preemptions, requests, now)]
+    return [request.name for request in final_requests(preemptions, requests, now)]
 
 
 @pytest.mark.parametrize("phase", ["Superseded", "Retracted", "Failed", "Expired"])
@@ -265,7 +272,7 @@ async def test_requests_that_cannot_be_put_away_are_tried_again(
         api.failing, api.failing_only = [client.Refused("HTTP 403: denied by a policy")], "PATCH"
         collector = collector_of(replica)
         await collector.retire_requests()
-        assert "could not put away requests" in caplog.text
+        assert "cannot delete requests that are over" in caplog.text
         await collector.retire_requests()
         assert requests(api) == {"leave": {LABEL_ENDED_AT: str(int(NOW))}}
 

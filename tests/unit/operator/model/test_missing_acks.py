@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gracepoint_operator.kube.objects import LABEL_COMPLETION_INDEX
-from gracepoint_operator.model.gang_snapshot import Places, missing, place_of
+from gracepoint_operator.model.pod_places import Places, missing, place_of
 from gracepoint_operator.resources import Replica
 from gracepoint_operator.workloads import read_pod
 from tests.unit.operator.fakes import objects
@@ -82,12 +82,12 @@ def test_a_pod_without_an_index_has_its_own_place() -> None:
 
 def test_each_pod_lags_in_what_it_has_not_done_yet() -> None:
     names = ["w-0-0-x", "w-0-1-x", "w-0-2-x", "w-0-bcdfg"]
-    found = missing(names, told={"w-0-0", "w-0-1", "w-0-bcdfg"}, heard={"w-0-0", "w-0-bcdfg"})
+    found = missing(names, notified={"w-0-0", "w-0-1", "w-0-bcdfg"}, acknowledging={"w-0-0", "w-0-bcdfg"})
     assert shown(found) == [("w-0-1-x", "NotAcknowledged"), ("w-0-2-x", "NotConnected")]
 
 
 def test_no_more_than_fifty_are_named() -> None:
-    found = missing([f"w-0-{index:03}-x" for index in range(200)], told=set(), heard={"w-0-000"})
+    found = missing([f"w-0-{index:03}-x" for index in range(200)], notified=set(), acknowledging={"w-0-000"})
     assert [name for name, _ in shown(found)] == [f"w-0-{index:03}-x" for index in range(1, 51)]
 
 

@@ -15,7 +15,7 @@ from gracepoint_operator.decisions import policy_conditions
 from gracepoint_operator.kube import client
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.objects import format_time
-from gracepoint_operator.recording.policy_writer import EVERY_S
+from gracepoint_operator.recording.connection_writer import EVERY_S
 from gracepoint_operator.recording.replica_lease import STALE_S, ReplicaLease
 from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects

@@ -11,7 +11,7 @@ import pytest
 from gracepoint_operator.cache.indexes import digest
 from gracepoint_operator.kube import client
 from gracepoint_operator.kube import objects as kinds
-from gracepoint_operator.recording.pod_writer import GRACE_S
+from gracepoint_operator.recording.first_seen_writer import GRACE_S
 from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi

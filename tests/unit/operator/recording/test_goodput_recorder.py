@@ -221,7 +221,7 @@ def test_a_large_gang_that_stalls_is_looked_at_once(monkeypatch: pytest.MonkeyPa
 
     recorder = GoodputRecorder(scene.cache, lambda namespace, name, news: None, Metrics(), scene.clock)
     if known:
-        recorder.hear(pods["uid-pod-0-0"], "s-0", SPENT)
+        recorder.take_times(pods["uid-pod-0-0"], "s-0", SPENT)
         scene.clock.move(0.06)
     monkeypatch.setattr(scene.cache, "gang", counted)
     stalled_ms = round((scene.clock() - 30) * 1000)
@@ -246,10 +246,10 @@ def test_what_a_process_says_before_its_gang_was_looked_at_counts() -> None:
         GoodputRecorder(scene.cache, lambda namespace, name, news: None, Metrics(), scene.clock) for _ in range(2)
     )
     pod = scene.cache.objects.pods["uid-pod-0-0"]
-    told.hear(pod, "s-0", SPENT)
+    told.take_times(pod, "s-0", SPENT)
     told.observe(scene.cache.gang(JOBSET_UID))
     late.observe(scene.cache.gang(JOBSET_UID))
-    late.hear(pod, "s-0", SPENT)
+    late.take_times(pod, "s-0", SPENT)
     (workload,) = scene.cache.objects.workloads.values()
     policy = CheckpointPolicy.of(objects.policy())
     entries = told.entries(policy, [workload], [])

@@ -8,7 +8,8 @@ import random
 
 from gracepoint.wire.messages import Forecast, Spent
 from gracepoint_operator.kube import objects as kinds
-from gracepoint_operator.recording.policy_writer import EVERY_S, FIGURES_S
+from gracepoint_operator.recording.connection_writer import EVERY_S
+from gracepoint_operator.recording.policy_writer import FIGURES_S
 from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi

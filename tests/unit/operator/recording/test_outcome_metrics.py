@@ -37,9 +37,9 @@ def lost(metrics: Metrics) -> dict[str, float]:
 @pytest.mark.parametrize("mode", Mode)
 def test_a_preemption_counts_as_lost_only_if_it_was_to_be_saved(mode: Mode) -> None:
     metrics, before = Metrics(), PreemptionRecord.of(objects.preemption(mode=str(mode)))
-    preemption_writer.begin(metrics)
+    preemption_writer.show_losses(metrics)
     ended = preemption_status.ended(before.status, Phase.EXPIRED, EndReason.DEADLINE_PASSED, "told here", objects.NOW)
-    preemption_writer.count(metrics, before, dataclasses.replace(before, status=ended), pods_live=False)
+    preemption_writer.count_outcome(metrics, before, dataclasses.replace(before, status=ended), pods_live=False)
     assert lost(metrics)["SpotTermination Expired"] == (mode is Mode.ENFORCE)
     labels = {"phase": "Expired", "cause": "SpotTermination", "mode": str(mode)}
     assert metrics.registry.get_sample_value("gracepoint_preemption_phases_total", labels) == 1
@@ -47,14 +47,14 @@ def test_a_preemption_counts_as_lost_only_if_it_was_to_be_saved(mode: Mode) -> N
 
 def test_the_alert_about_lost_preemptions_has_every_cause_from_the_beginning() -> None:
     metrics = Metrics()
-    preemption_writer.begin(metrics)
+    preemption_writer.show_losses(metrics)
     causes = [*Cause, preemption_writer.REQUESTED]
     assert lost(metrics) == {f"{cause} {phase}": 0 for cause in causes for phase in ("Expired", "Failed")}
 
 
 def test_failed_drills_have_every_cause_from_the_beginning() -> None:
     metrics = Metrics()
-    preemption_writer.begin(metrics)
+    preemption_writer.show_losses(metrics)
     for cause in (*Cause, preemption_writer.REQUESTED):
         for phase in ("Expired", "Failed"):
             labels = {"phase": phase, "cause": str(cause), "mode": "Drill"}
@@ -65,5 +65,5 @@ def test_failed_drills_have_every_cause_from_the_beginning() -> None:
 def test_a_drill_that_is_late_does_not_count_as_late(mode: Mode, late: int) -> None:
     metrics, before = Metrics(), PreemptionRecord.of(objects.preemption(mode=str(mode)))
     status = before.status.model_copy(update={"phase": Phase.COMMITTED, "seconds_to_spare": -3.0})
-    preemption_writer.count(metrics, before, dataclasses.replace(before, status=status), pods_live=True)
+    preemption_writer.count_outcome(metrics, before, dataclasses.replace(before, status=status), pods_live=True)
     assert metrics.registry.get_sample_value("gracepoint_spare_seconds_bucket", {"le": "0.0"}) == late

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gracepoint_operator.signals.matching import at, told_time
+from gracepoint_operator.signals.matching import at, named_time
 from gracepoint_operator.signals.rows import Time, TimeFormat
 
 
@@ -21,7 +21,7 @@ from gracepoint_operator.signals.rows import Time, TimeFormat
     ],
 )
 def test_times_that_a_date_can_hold_are_read(value: str, is_time: bool) -> None:
-    found = told_time(Time(format=TimeFormat.EPOCH_SECONDS), value, {})
+    found = named_time(Time(format=TimeFormat.EPOCH_SECONDS), value, {})
     assert found == (float(value) if is_time else None)
 
 
@@ -49,14 +49,14 @@ def test_a_value_is_found_at_its_path_or_not_at_all(path: str, found: object) ->
 )
 def test_a_duration_counts_from_the_time_that_the_object_names(value: str, length_s: float | None) -> None:
     time = Time(format=TimeFormat.DURATION, since="status.conditions.Ready.at")
-    assert told_time(time, value, NODE) == (None if length_s is None else READY_AT + length_s)
-    assert told_time(time, value, {}) is None
+    assert named_time(time, value, NODE) == (None if length_s is None else READY_AT + length_s)
+    assert named_time(time, value, {}) is None
 
 
 @pytest.mark.parametrize(("minus", "used_s"), [([], 0), (["status.used"], 60), (["spec.used", "status.used"], 60)])
 def test_seconds_that_are_used_up_already_do_not_count(minus: list[str], used_s: float) -> None:
     time = Time(format=TimeFormat.SECONDS, since="status.conditions.Ready.at", minus=minus)
-    assert told_time(time, "100", NODE) == READY_AT + 100 - used_s
+    assert named_time(time, "100", NODE) == READY_AT + 100 - used_s
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_seconds_that_are_used_up_already_do_not_count(minus: list[str], used_s:
     ],
 )
 def test_the_first_json_field_that_is_there_counts(told: str, found: float | None) -> None:
-    assert told_time(Time(format=TimeFormat.JSON, json_fields=["not_before", "event.end"]), told, {}) == found
+    assert named_time(Time(format=TimeFormat.JSON, json_fields=["not_before", "event.end"]), told, {}) == found

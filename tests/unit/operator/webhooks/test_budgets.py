@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gracepoint_operator.webhooks import training_jobs
+from gracepoint_operator.webhooks.eviction_hold import forbid
 
 LABELS = {"app": "llm", "tier": "gpu"}
 
@@ -41,26 +41,24 @@ def expression(key: str, operator: str, *values: str) -> dict[str, Any]:
     ],
 )
 def test_a_budget_forbids_what_its_selector_selects(selector: dict[str, Any] | None, selects: bool) -> None:
-    assert training_jobs.forbid([budget(selector)], LABELS, ready=True) is selects
+    assert forbid([budget(selector)], LABELS, ready=True) is selects
 
 
 def test_a_budget_that_allows_a_disruption_forbids_nothing() -> None:
-    assert not training_jobs.forbid([budget({}, disruptionsAllowed=1)], LABELS, ready=True)
+    assert not forbid([budget({}, disruptionsAllowed=1)], LABELS, ready=True)
 
 
 def test_a_budget_whose_figures_are_older_than_its_spec_forbids() -> None:
-    assert training_jobs.forbid([budget({}, disruptionsAllowed=1, observedGeneration=1)], LABELS, ready=True)
+    assert forbid([budget({}, disruptionsAllowed=1, observedGeneration=1)], LABELS, ready=True)
 
 
 def test_two_budgets_of_one_pod_forbid_as_kubernetes_fails_at_them() -> None:
-    assert training_jobs.forbid(
-        [budget({}, disruptionsAllowed=1), budget({}, disruptionsAllowed=1)], LABELS, ready=True
-    )
+    assert forbid([budget({}, disruptionsAllowed=1), budget({}, disruptionsAllowed=1)], LABELS, ready=True)
 
 
 def test_an_operator_that_kubernetes_does_not_know_is_an_error() -> None:
     with pytest.raises(ValueError, match="found 'Like', expected In"):
-        training_jobs.forbid([budget(expression("app", "Like"))], LABELS, ready=True)
+        forbid([budget(expression("app", "Like"))], LABELS, ready=True)
 
 
 @pytest.mark.parametrize(
@@ -78,9 +76,9 @@ def test_unready_pod_counts_for_no_budget_that_may_release_it(
     one = budget({}, desiredHealthy=2, currentHealthy=healthy)
     if policy is not None:
         one["spec"]["unhealthyPodEvictionPolicy"] = policy
-    assert training_jobs.forbid([one], LABELS, ready=False) is forbidden
-    assert training_jobs.forbid([one], LABELS, ready=True)
+    assert forbid([one], LABELS, ready=False) is forbidden
+    assert forbid([one], LABELS, ready=True)
 
 
 def test_budget_of_zero_healthy_pods_releases_no_unready_pod() -> None:
-    assert training_jobs.forbid([budget({}, desiredHealthy=0, currentHealthy=0)], LABELS, ready=False)
+    assert forbid([budget({}, desiredHealthy=0, currentHealthy=0)], LABELS, ready=False)

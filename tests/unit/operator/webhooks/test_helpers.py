@@ -9,7 +9,8 @@ import pytest
 from gracepoint.wire.names import LABEL_POLICY, LABEL_ROLE, ROLE_HELPER
 from gracepoint_operator.webhooks import ContractViolation, release_contract
 from gracepoint_operator.webhooks.contracts import NO_LIMIT
-from gracepoint_operator.webhooks.release_contract import HELPER_RULE_NAME, InstalledApi, creation_warnings
+from gracepoint_operator.webhooks.installation import InstalledApi
+from gracepoint_operator.webhooks.release_contract import HELPER_RULE_NAME, creation_warnings
 from gracepoint_operator.webhooks.training_jobs import Problems, gang, helpers
 from gracepoint_operator.webhooks.updates import of_workload
 from tests.unit.operator.fakes.samples import (

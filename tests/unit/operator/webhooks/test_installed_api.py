@@ -12,9 +12,8 @@ import trustme
 from gracepoint_operator.controller import Controller, ControllerSettings
 from gracepoint_operator.kube import client, objects
 from gracepoint_operator.metrics import Metrics
-from gracepoint_operator.server import Admission
 from gracepoint_operator.trust.certificates import Certificates
-from gracepoint_operator.webhooks import InstalledApi, Patched, read_installed_api, release_contract
+from gracepoint_operator.webhooks import Admission, InstalledApi, Patched, read_installed_api, release_contract
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import Clock
 from tests.unit.operator.fakes.samples import Json, job_of, jobset, policy_spec
@@ -125,9 +124,8 @@ def admission(api: MemoryApi, tmp_path: Path) -> Admission:
     certificate.private_key_pem.write_to_path(str(tmp_path / "tls.key"))
     certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "tls.crt"))
     authority.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
-    return Admission(
-        api, Controller(api, Metrics(), Clock(), ControllerSettings("a")), Certificates(tmp_path), "https://o:443"
-    )
+    core = Controller(api, Metrics(), Clock(), ControllerSettings("a"))
+    return Admission(api, core.cache, core.evictions, Certificates(tmp_path), "https://o:443")
 
 
 @pytest.fixture

@@ -151,7 +151,7 @@ def test_more_rules_than_kubernetes_allows_are_refused_at_admission() -> None:
     rules = [{"action": "Count", "onExitCodes": {"operator": "In", "values": [n]}} for n in range(1, 20)]
     injected(jobset(replicated_job(podFailurePolicy={"rules": rules[:16]})))
     message = refusal(jobset(replicated_job(podFailurePolicy={"rules": rules})))
-    assert "podFailurePolicy.rules: found 19 rules, expected at most 16 beside ours" in message
+    assert "podFailurePolicy.rules: found 19 rules, expected at most 16 besides ours" in message
 
 
 def test_a_suspended_jobset_is_completed_like_any_other_and_stays_suspended() -> None:

@@ -11,7 +11,8 @@ import pytest
 from gracepoint_operator.resources import CheckpointPolicySpec
 from gracepoint_operator.webhooks import ContractViolation, Patched, release_contract
 from gracepoint_operator.webhooks.contracts import DEFAULT_GRACE_PERIOD_S, DEFAULT_MAX_RESTARTS, NO_LIMIT
-from gracepoint_operator.webhooks.release_contract import RULE_NAME, InstalledApi
+from gracepoint_operator.webhooks.installation import InstalledApi
+from gracepoint_operator.webhooks.release_contract import RULE_NAME
 from gracepoint_operator.workloads import JobFailure, action_at, failure_rules
 from tests.unit.operator.fakes.samples import Json, by_jobset, job_of, jobset, pod_of, policy_spec, replicated_job
 

@@ -9,7 +9,7 @@ import pytest
 
 from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import JsonObject
-from gracepoint_operator.webhooks.release_contract import installed_releases, tell_of_others
+from gracepoint_operator.webhooks.installation import installed_releases, log_overlapping_releases
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import Clock
 
@@ -60,7 +60,7 @@ async def looks(api: MemoryApi, number: int, caplog: pytest.LogCaptureFixture, *
 
     caplog.clear()
     with pytest.raises(asyncio.CancelledError):
-        await tell_of_others(api, "gp.system.svc", namespaces, sleep=sleep)
+        await log_overlapping_releases(api, "gp.system.svc", namespaces, sleep=sleep)
     return [record.levelname for record in caplog.records]
 
 
@@ -71,7 +71,7 @@ async def test_operator_says_once_that_another_release_answers_for_its_jobs(capl
     assert await looks(api, 3, caplog) == []
     other = api.add(objects.MUTATING_WEBHOOKS, configuration("other"))
     assert await looks(api, 3, caplog) == ["ERROR"]
-    assert "remove one, or give each watchNamespaces of its own" in caplog.text
+    assert "remove one, or set other watchNamespaces for each" in caplog.text
     api.remove(objects.MUTATING_WEBHOOKS, other)
     api.add(objects.MUTATING_WEBHOOKS, configuration("other", "b"))
     assert await looks(api, 3, caplog, "a") == []

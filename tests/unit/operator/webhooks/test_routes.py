@@ -8,7 +8,7 @@ import copy
 import io
 import json
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jsonpatch
 import pytest
@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 from gracepoint.wire.names import JOBSET_LABEL_REPLICATED_JOB, LABEL_POLICY, Env
 from gracepoint_operator.kube import client as kube
+from gracepoint_operator.model.evictions import Hold
 from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import CheckpointPolicy
-from gracepoint_operator.webhooks import AdmissionSettings, InstalledApi, add_routes
+from gracepoint_operator.webhooks import Admission, AdmissionSettings, InstalledApi, add_routes
 from gracepoint_operator.webhooks.routes import (
     PATH_EVICTIONS,
     PATH_JOBSETS,
@@ -42,14 +43,14 @@ TOKEN = "told-to-the-api-server-alone"
 
 
 class Operator:
-    """What the webhooks see of the operator."""
+    """What the webhooks see of the operator, in the place of ``Admission``."""
 
     def __init__(self) -> None:
         self.settings = AdmissionSettings(operator_url="https://o:443", ca_certificate="PEM")
         self.policies = {("team", "default"): policy()}
         self.default: CheckpointPolicy | Exception | None = None
         self.nodes: frozenset[str] = frozenset()
-        self.evictions: list[tuple[str, str, str | None]] = []
+        self.attempts: list[tuple[str, str, str | None]] = []
         self.users: dict[tuple[str, str], list[str]] = {}
         self.waits_for: str | None = None
         self.too_many: str | Exception | None = None
@@ -98,11 +99,15 @@ class Operator:
             raise self.too_many
         return self.too_many
 
-    async def why_eviction_waits(self, namespace: str, pod: str, uid: str | None) -> str | None:
+    @property
+    def evictions(self) -> Operator:
+        return self
+
+    async def attempted(self, namespace: str, pod: str, uid: str | None) -> Hold | None:
         if pod == "broken":
             raise RuntimeError("told by the test")
-        self.evictions.append((namespace, pod, uid))
-        return self.waits_for
+        self.attempts.append((namespace, pod, uid))
+        return None if self.waits_for is None else Hold(0.0, self.waits_for)
 
 
 @pytest.fixture
@@ -113,7 +118,7 @@ def operator() -> Operator:
 @pytest.fixture
 async def client(operator: Operator) -> AsyncIterator[Client]:
     app = web.Application()
-    add_routes(app, operator, TOKEN, operator.refused.append)
+    add_routes(app, cast(Admission, operator), TOKEN, operator.refused.append)
     async with TestClient(TestServer(app)) as client:
         yield client
 
@@ -313,18 +318,18 @@ async def test_an_eviction_that_waits_is_answered_as_a_budget_would(client: Clie
     response = await ask(client, eviction())
     assert response["allowed"] is False
     assert response["status"] == {"code": 429, "reason": "TooManyRequests", "message": "Gracepoint saves"}
-    assert operator.evictions == [("team", "llm-workers-0-0-x", None)]
+    assert operator.attempts == [("team", "llm-workers-0-0-x", None)]
 
 
 async def test_an_eviction_that_may_continue_is_allowed_and_not_changed(client: Client, operator: Operator) -> None:
     response = await ask(client, eviction(preconditions={"uid": "u-1"}))
     assert response == {"uid": "r-1", "allowed": True}
-    assert operator.evictions == [("team", "llm-workers-0-0-x", "u-1")]
+    assert operator.attempts == [("team", "llm-workers-0-0-x", "u-1")]
 
 
 async def test_pod_name_comes_from_the_eviction_when_the_request_has_none(client: Client, operator: Operator) -> None:
     await ask(client, eviction(), name="")
-    assert operator.evictions == [("team", "llm-workers-0-0-x", None)]
+    assert operator.attempts == [("team", "llm-workers-0-0-x", None)]
 
 
 @pytest.mark.parametrize(
@@ -339,7 +344,7 @@ async def test_a_dry_run_is_allowed_and_nobody_is_notified(
 ) -> None:
     operator.waits_for = "Gracepoint saves"
     assert (await ask(client, body, dry_run=dry_run))["allowed"] is True
-    assert operator.evictions == []
+    assert operator.attempts == []
 
 
 @pytest.mark.parametrize(
@@ -395,7 +400,7 @@ async def test_who_does_not_know_the_path_is_refused_and_changes_nothing(
 ) -> None:
     async with client.post(path, json=review(eviction(), dryRun=False, name="llm-workers-0-0-x")) as answer:
         assert answer.status == 404
-    assert (operator.evictions, operator.refused) == ([], ["unknown_path"])
+    assert (operator.attempts, operator.refused) == ([], ["unknown_path"])
 
 
 async def _parts(*parts: bytes) -> AsyncIterator[bytes]:

@@ -10,8 +10,8 @@ from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import ClusterCheckpointPolicy
-from gracepoint_operator.server import Admission
 from gracepoint_operator.trust.certificates import Certificates
+from gracepoint_operator.webhooks import Admission
 from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
@@ -20,7 +20,10 @@ from tests.unit.operator.fakes.replica import Replica, cluster, running, until
 
 
 def admission(replica: Replica) -> Admission:
-    return Admission(cast(KubeClient, replica.api), replica.core, cast(Certificates, None), "https://o:443")
+    core = replica.core
+    return Admission(
+        cast(KubeClient, replica.api), core.cache, core.evictions, cast(Certificates, None), "https://o:443"
+    )
 
 
 async def test_who_deletes_a_policy_gets_a_warning_that_names_its_users(clock: Clock) -> None:
