@@ -335,7 +335,7 @@ async def test_refused_deletions_are_named_and_counted_and_block_nothing(
         await collector.prune()
         assert kept(replica) == ["1", "4"]
         assert not_deleted(replica, "Refused") == 1
-        (said,) = [record for record in caplog.records if "could not delete" in record.message]
+        (said,) = [record for record in caplog.records if "cannot delete a Preemption" in record.message]
         assert "train-0b6f1c9e-1" in str(vars(said))
         api.calls.clear()
         await collector.prune()
