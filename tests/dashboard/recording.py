@@ -72,7 +72,7 @@ class _Replica:
         self.name = name
         self._chance = chance
         self._metrics = Metrics()
-        preemption_writer.begin(self._metrics)
+        preemption_writer.show_losses(self._metrics)
 
     def live(self, at_s: int, *, alone: bool) -> None:
         """What happens between two scrapes.
