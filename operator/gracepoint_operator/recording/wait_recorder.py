@@ -26,7 +26,7 @@ from gracepoint_operator.recording.preemption_writer import PreemptionWriter
 from gracepoint_operator.recording.trouble_recorder import RecorderContext
 from gracepoint_operator.workloads import Workload
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 #: What a gang waits for is read again after so many seconds.
 LOOK_S = 30.0
@@ -217,7 +217,7 @@ class WaitRecorder:
         episode = f"{known.workload.restarts} {first.kind} {since:.0f} {(now - since) // AGAIN_S:.0f}"
         if known.told != episode:
             known.told = episode
-            log.info(
+            logger.info(
                 "a gang waits to start",
                 extra=about(workload=known.workload.name, namespace=namespace, why=first.in_words(now)),
             )
@@ -232,7 +232,9 @@ class WaitRecorder:
             with reading("an Event"):
                 return tuple(map(_said, found))
         except (client.KubeError, Unreadable) as error:
-            log.warning("could not read why a gang waits", extra=seldom(wait.kind, workload_uid=uid, error=str(error)))
+            logger.warning(
+                "could not read why a gang waits", extra=seldom(wait.kind, workload_uid=uid, error=str(error))
+            )
             return ()
 
     async def _queued(self, uid: str) -> tuple[EventSaid, ...]:
