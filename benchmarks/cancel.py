@@ -29,7 +29,7 @@ from gracepoint.checkpoint import WriteOptions
 from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving.planner import SaveSettings
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.process_group import SingleProcess
 
 _DIRECTORY = Path(__file__).parents[1] / "build" / "benchmarks"

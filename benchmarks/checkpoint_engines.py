@@ -12,7 +12,7 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.groups import JoinedGroup
 from gracepoint.checkpoint.saving.planner import SaveSettings
 from gracepoint.checkpoint.steps.retention import Retention
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 
 GRACEPOINT = "Gracepoint"
 ORBAX = "Orbax"

@@ -35,7 +35,7 @@ from gracepoint.checkpoint.planning.chunks import local_shards
 from gracepoint.checkpoint.reading import stored_arrays
 from gracepoint.checkpoint.reading.stored_tree import open_tree
 from gracepoint.checkpoint.saving.planner import DEFAULT_SETTINGS, SavePlanner
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.deadline import Deadline
 from tests.multiprocess.launcher import here
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from gracepoint.checkpoint.storage import direct_io
+from gracepoint.checkpoint.storage import posix
 
 _WRITE, _COPY, _SYNC, _FOLDER = "writes", "copies with checksums", "syncs of files", "syncs of folders"
 
@@ -75,7 +75,7 @@ def union_s(spans: Sequence[_Span]) -> float:
 def traced() -> Iterator[Trace]:
     """Notes the calls of all threads until the block ends."""
     trace = Trace(spans={kind: [] for kind in (_WRITE, _COPY, _SYNC, _FOLDER)})
-    pwrite, fsync, copied = os.pwrite, os.fsync, direct_io._copied
+    pwrite, fsync, copied = os.pwrite, os.fsync, posix._copied
 
     def timed(kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def act(*given: Any) -> Any:
@@ -93,10 +93,10 @@ def traced() -> Iterator[Trace]:
         (sync_folder if stat.S_ISDIR(os.fstat(fd).st_mode) else sync_file)(fd)
 
     os.pwrite, os.fsync = timed(_WRITE, pwrite), sync
-    direct_io._copied = timed(_COPY, copied)
+    posix._copied = timed(_COPY, copied)
     trace.began_s = time.perf_counter()
     try:
         yield trace
     finally:
         trace.ended_s = time.perf_counter()
-        os.pwrite, os.fsync, direct_io._copied = pwrite, fsync, copied
+        os.pwrite, os.fsync, posix._copied = pwrite, fsync, copied

@@ -21,8 +21,9 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.groups import JoinedGroup
 from gracepoint.checkpoint.saving.planner import SavePlanner, SaveSettings
 from gracepoint.checkpoint.steps.retention import Retention
-from gracepoint.checkpoint.storage.direct_io import ALIGNMENT_BYTES, BLOCK_BYTES, Buffer, has_direct_io
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.buffers import ALIGNMENT_BYTES, BLOCK_BYTES, Buffer
+from gracepoint.checkpoint.storage.locations import storage_path
+from gracepoint.checkpoint.storage.posix import PosixPath
 from gracepoint.deadline import Deadline
 
 EXPRESS = "express writer"
@@ -112,7 +113,7 @@ class WriteLimit:
 
     def prepare(self, state: Any) -> None:
         self._bytes = mine_bytes(state, self._joined)
-        self._flag = os.O_DIRECT if has_direct_io(self._root) else 0
+        self._flag = os.O_DIRECT if PosixPath(str(self._root)).has_direct_io() else 0
 
     def save(self, step: int, state: Any) -> Path:
         path = self._root / f"{step}.{self._joined.gang.process_index}"

@@ -28,8 +28,8 @@ from gracepoint.checkpoint.saving.extras import NO_EXTRAS
 from gracepoint.checkpoint.saving.part import write_manifest_part
 from gracepoint.checkpoint.saving.planner import PreparedSave, SavePlanner, SaveSettings
 from gracepoint.checkpoint.steps import commit, listing
-from gracepoint.checkpoint.storage.storage_path import storage_path
-from gracepoint.checkpoint.writing.files import WrittenFiles
+from gracepoint.checkpoint.storage.locations import storage_path
+from gracepoint.checkpoint.writing.job import WrittenFiles
 from gracepoint.deadline import Deadline
 from gracepoint.process_group import SingleProcess
 from tests.unit.checkpoint.fakes import gang_arrays

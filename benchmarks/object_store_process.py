@@ -23,7 +23,7 @@ from benchmarks import checkpoint_engines
 from benchmarks.checkpoint_engines import GRACEPOINT, ORBAX, ORBAX_PLAIN, Engine, Gracepoint, Orbax
 from benchmarks.checkpoint_process import Together, forget_peak, large_state, resident_bytes
 from gracepoint.checkpoint.groups import GroupFactory
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.errors import GracepointError
 from tests.multiprocess.launcher import here
 

@@ -24,7 +24,7 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving.planner import SaveSettings
 from gracepoint.checkpoint.saving.save_worker import SaveWorker
 from gracepoint.checkpoint.steps.retention import Retention
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.multihost import JaxStore, StoreProcessGroup
 from tests.multiprocess.launcher import here

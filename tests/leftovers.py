@@ -17,7 +17,7 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import retention
 from gracepoint.checkpoint.steps.commit import RenameCommit
 from gracepoint.checkpoint.steps.manifest_commit import ManifestCommit
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.process_group import SingleProcess
 
 _PATIENCE_S = 60.0

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gracepoint.checkpoint.storage.posix import PosixBackend
+from gracepoint.checkpoint.storage.posix import PosixPath
 
 
 class SlowStorage:
@@ -40,8 +40,8 @@ class SlowStorage:
         self.asked = threading.Event()
         self.look_every_s = 0.005
         self._gate = threading.Lock()
-        self._write: Callable[..., int] = PosixBackend.write_large
-        set_attribute(PosixBackend, "write_large", staticmethod(self._write_slowly))
+        self._write: Callable[..., int] = PosixPath.write_large
+        set_attribute(PosixPath, "write_large", lambda path, *given, **named: self._write_slowly(path, *given, **named))
 
     def _write_slowly(self, path: Any, data: Any, buffer: Any, go_on: Callable[[], None], **named: Any) -> int:
         if self.only not in str(path):

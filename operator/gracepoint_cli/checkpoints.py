@@ -182,7 +182,7 @@ def _folders(uri: str) -> list[StoragePath]:
     """
     from gracepoint.checkpoint.format import layout
     from gracepoint.checkpoint.format.layout import Layout
-    from gracepoint.checkpoint.storage.storage_path import storage_path
+    from gracepoint.checkpoint.storage.locations import storage_path
 
     if not uri or (re.match(r"[a-z0-9]+:/?(?!/)", uri) and not os.path.exists(uri)):
         expected = "expected a path, file:///PATH, gs://BUCKET/PATH or s3://BUCKET/PATH"

@@ -95,7 +95,7 @@ def _storage(environment: Mapping[str, str]) -> str:
     if not directory:
         raise PodCheckFailed(f"found no {Env.DIRECTORY}: the pod was not prepared")
     try:
-        from gracepoint.checkpoint.storage.storage_path import storage_path
+        from gracepoint.checkpoint.storage.locations import storage_path
     except ModuleNotFoundError as error:
         raise PodCheckFailed(f"{error}: the image needs what the extra gracepoint[jax] installs") from error
     folder = storage_path(directory)

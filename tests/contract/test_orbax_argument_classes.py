@@ -30,7 +30,7 @@ from gracepoint.checkpoint import (
     StringHandler,
 )
 from gracepoint.checkpoint.restoring import readers
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.errors import CheckpointMismatch, CheckpointRefused
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from tests.unit.checkpoint.fakes.engine import assert_same, sharding

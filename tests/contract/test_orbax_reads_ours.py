@@ -15,7 +15,7 @@ from jax.experimental.layout import Format, Layout
 from gracepoint.checkpoint import api
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.steps import recovery
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from tests.unit.checkpoint.fakes.engine import (
     assert_same,
     bits,

@@ -23,7 +23,7 @@ from orbax.checkpoint._src.metadata.pytree_metadata_options import PyTreeMetadat
 from gracepoint.checkpoint.metadata import metadata_of
 from gracepoint.checkpoint.options import RestoreArgs, RestoreOptions
 from gracepoint.checkpoint.restoring.restore_tree import read_tree
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt
 from tests.contract.fakes.states import STATES, names, spread

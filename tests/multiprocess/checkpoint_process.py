@@ -31,8 +31,10 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving import operation
 from gracepoint.checkpoint.steps import commit, recovery
 from gracepoint.checkpoint.steps.commit import RenameCommit
-from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
-from gracepoint.checkpoint.writing import chunk_writer, files
+from gracepoint.checkpoint.storage.locations import storage_path
+from gracepoint.checkpoint.storage.posix import PosixPath
+from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checkpoint.writing import chunk_writer
 from gracepoint.deadline import Deadline
 from gracepoint.errors import GracepointError
 from gracepoint.multihost import StoreProcessGroup
@@ -138,12 +140,12 @@ def is_third_chunk() -> Callable[..., bool]:
 
 POINTS: dict[str, Callable[[], None]] = {
     "before any file": lambda: around(chunk_writer.ChunkWriter, "write", before=lambda *_: True),
-    "in the middle of the files": lambda: around(files, "_write_chunk", before=is_third_chunk()),
+    "in the middle of the files": lambda: around(chunk_writer, "_write_chunk", before=is_third_chunk()),
     "after the files": lambda: around(chunk_writer.ChunkWriter, "write", after=lambda *_: True),
-    "before the done-record": lambda: around(StoragePath, "put", before=is_done_record),
-    "after the done-record": lambda: around(StoragePath, "put", after=is_done_record),
+    "before the done-record": lambda: around(PosixPath, "put", before=is_done_record),
+    "after the done-record": lambda: around(PosixPath, "put", after=is_done_record),
     "before the manifest": lambda: around(commit, "_complete", before=lambda *_: True),
-    "after the manifest": lambda: around(StoragePath, "put", after=lambda path, _: path.name == "_GRACEPOINT"),
+    "after the manifest": lambda: around(PosixPath, "put", after=lambda path, _: path.name == "_GRACEPOINT"),
     "before the rename": lambda: around(os, "rename", before=is_commit),
     "after the rename": lambda: around(os, "rename", after=is_commit),
     "after the commit": lambda: around(operation.SaveOperation, "_commit", after=lambda *_: True),
@@ -206,7 +208,7 @@ def do_hold(engine: StepCheckpointer, gang: ProcessGroup, root: str, process: st
         return False
 
     if gang.process_index == int(process):
-        around(StoragePath, "put", before=wait)
+        around(PosixPath, "put", before=wait)
 
 
 def do_patience(engine: StepCheckpointer, gang: ProcessGroup, root: str, seconds: str) -> None:

@@ -31,8 +31,8 @@ from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.saving import operation, planner
 from gracepoint.checkpoint.saving.planner import SaveSettings
 from gracepoint.checkpoint.steps.retention import Retention
-from gracepoint.checkpoint.storage import direct_io
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage import posix
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.deadline import Deadline
 from tests.multiprocess.launcher import here
 from tests.multiprocess.strace import mark
@@ -70,8 +70,8 @@ def main(form: str, root: str, attempt: str, *actions: str) -> None:
     if form == "parts":
         planner.MANY_CHUNKS = 1
     if form == "direct":
-        assert direct_io.has_direct_io(Path(root))
-        direct_io._SMALL_BYTES = 0
+        assert posix.PosixPath(str(root)).has_direct_io()
+        posix._SMALL_BYTES = 0
     engine = StepCheckpointer(
         Layout(storage_path(root)),
         gang=gang,

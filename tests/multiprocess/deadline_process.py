@@ -40,7 +40,7 @@ def main(directory: str, scenarios: list[dict[str, Any]]) -> None:
     from jax.sharding import NamedSharding, PartitionSpec
 
     import gracepoint
-    from gracepoint.checkpoint.storage.storage_path import storage_path
+    from gracepoint.checkpoint.storage.locations import storage_path
     from gracepoint.deadline import SnapshotState
     from gracepoint.preemption.reporter import EpochProgress
 

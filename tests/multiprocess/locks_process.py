@@ -28,7 +28,7 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving.planner import SaveSettings
 from gracepoint.checkpoint.steps import lease
 from gracepoint.checkpoint.steps.retention import Retention
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.checkpoint.verification import verify
 from gracepoint.deadline import Deadline
 from tests.multiprocess.crash_process import make_state

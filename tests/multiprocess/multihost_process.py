@@ -67,7 +67,7 @@ def split_without_a_count() -> None:
     import gracepoint
     from gracepoint.checkpoint.steps import lease
     from gracepoint.checkpoint.storage.checks import appears
-    from gracepoint.checkpoint.storage.storage_path import storage_path
+    from gracepoint.checkpoint.storage.locations import storage_path
 
     lease.PATIENCE_S = 1.0
     _own_cluster()

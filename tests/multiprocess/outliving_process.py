@@ -22,7 +22,7 @@ from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving import save_worker
 from gracepoint.checkpoint.saving.planner import SaveSettings
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import GracepointError
 from tests import leftovers

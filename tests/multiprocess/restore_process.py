@@ -27,7 +27,8 @@ from gracepoint.checkpoint.restoring.replicas import ReplicaAgreement
 from gracepoint.checkpoint.restoring.restore_tree import read_tree
 from gracepoint.checkpoint.saving.planner import SaveSettings
 from gracepoint.checkpoint.storage.checks import read_checked
-from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, GracepointError
 from gracepoint.process_group import ProcessGroup

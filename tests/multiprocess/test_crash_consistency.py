@@ -22,7 +22,7 @@ import pytest
 from gracepoint.checkpoint import AsyncCheckpointer
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps.commit import RenameCommit
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.checkpoint.verification import verify
 from gracepoint.errors import CheckpointNotFound
 from tests.multiprocess import crash_process, strace

@@ -21,7 +21,8 @@ from gracepoint.checkpoint.reading import stored_arrays
 from gracepoint.checkpoint.restoring import readers
 from gracepoint.checkpoint.saving.planner import SaveSettings
 from gracepoint.checkpoint.storage.checks import read_checked
-from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, GracepointError
 from tests.multiprocess.launcher import here

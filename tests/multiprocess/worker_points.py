@@ -17,7 +17,7 @@ from typing import Any
 from gracepoint.checkpoint.saving import save_worker
 from gracepoint.checkpoint.saving.part import SavePart
 from gracepoint.checkpoint.steps.commit import RenameCommit
-from gracepoint.checkpoint.writing import files
+from gracepoint.checkpoint.writing import chunk_writer
 
 POINT, WHERE = "TEST_POINT", "TEST_WHERE"
 _PATIENCE_S = 120.0
@@ -71,7 +71,9 @@ def _is_written_here(_: Any, __: Any, chunk: Any, *___: Any) -> bool:
 
 POINTS: dict[str, Callable[[Callable[[], None]], None]] = {
     "before any file": lambda stop: stop(),
-    "in the middle of the files": lambda stop: _around(files, "_write_chunk", _is_written_here, stop, after=True),
+    "in the middle of the files": lambda stop: _around(
+        chunk_writer, "_write_chunk", _is_written_here, stop, after=True
+    ),
     "before the done-record": lambda stop: _around(RenameCommit, "record", _always, stop, after=False),
     "after the done-record": lambda stop: _around(RenameCommit, "record", _always, stop, after=True),
 }

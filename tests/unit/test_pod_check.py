@@ -13,8 +13,8 @@ import pytest
 import trustme
 
 from gracepoint.__main__ import main
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.checkpoint.storage.objects import object_store
-from gracepoint.checkpoint.storage.storage_path import storage_path
 from gracepoint.pod_check import check_pod
 from gracepoint.wire.names import PATH_SUBSCRIBE, Env
 from tests.object_stores.fault_proxy import FaultProxy

@@ -33,7 +33,7 @@ from gracepoint.checkpoint.saving.extras import SaveExtras
 from gracepoint.checkpoint.saving.operation import CommitOptions, SaveOperation
 from gracepoint.checkpoint.saving.planner import SaveSettings
 from gracepoint.checkpoint.steps import retention
-from gracepoint.checkpoint.storage.storage_path import UserPath
+from gracepoint.checkpoint.storage.locations import UserPath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import BarrierError, SettingsError
 from gracepoint.multihost.utilities import BarrierSyncFn

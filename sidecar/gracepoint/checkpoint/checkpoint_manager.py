@@ -33,7 +33,7 @@ from gracepoint.checkpoint.saving.planner import SaveSettings
 from gracepoint.checkpoint.saving.schedule import SaveSchedule
 from gracepoint.checkpoint.steps import lease, listing
 from gracepoint.checkpoint.steps.retention import Retention
-from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
+from gracepoint.checkpoint.storage.locations import UserPath, storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointNotFound, SettingsError
 from gracepoint.process_group import ProcessGroup

@@ -43,8 +43,8 @@ from gracepoint.checkpoint.saving.schedule import (
 )
 from gracepoint.checkpoint.steps.lease import DirectoryAccess
 from gracepoint.checkpoint.steps.retention import DEFAULT_RETENTION, DamagedStep, Retention
-from gracepoint.checkpoint.storage.backend import ended_by
-from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
+from gracepoint.checkpoint.storage.locations import UserPath, storage_path
+from gracepoint.checkpoint.storage.storage_path import ended_by
 from gracepoint.deadline import Deadline, NewestSnapshot, SnapshotState
 from gracepoint.errors import GracepointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
@@ -367,7 +367,7 @@ class StepCheckpointer:
         self._restores += 1
         self.executor.wait(deadline.remaining_s())
         self._committed.settle(deadline.remaining_s())  # so that no step is renamed while it is read below
-        with transforms.telling(like):
+        with transforms.noting_deletions(like):
             restored = restore_newest(
                 self._paths,
                 like,
@@ -404,7 +404,7 @@ class StepCheckpointer:
         The steps of this directory begin at 0.
         """
         self._restores += 1
-        with transforms.telling(like):
+        with transforms.noting_deletions(like):
             return restore_base(
                 base,
                 like,

@@ -52,9 +52,10 @@ from gracepoint.checkpoint.restoring.leaves import target_of
 from gracepoint.checkpoint.restoring.replicas import ReplicaAgreement
 from gracepoint.checkpoint.restoring.restore_tree import in_time, read_leaves
 from gracepoint.checkpoint.saving.host_snapshot import HostSnapshot, Transfer, ask_priorities
-from gracepoint.checkpoint.storage.storage_path import StoragePath, UserPath, storage_path
+from gracepoint.checkpoint.storage.locations import UserPath, storage_path
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
-from gracepoint.checkpoint.writing.files import WriteJob
+from gracepoint.checkpoint.writing.job import WriteJob
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointRefused, SettingsError
 from gracepoint.jax_isolation import isolated
@@ -608,7 +609,7 @@ class SingleReplicaArrayHandler(ArrayHandler):
         options = RestoreOptions(limit_bytes=self._read_limit_bytes, single_replica=replica)
 
         def read(_: Sequence[Any]) -> list[Any]:
-            with in_time(folder, deadline), together.telling_failure(deadline):
+            with in_time(folder, deadline), together.reporting_errors(deadline):
                 stored = self._open(infos, deadline)
                 targets = [
                     target_of(stored.leaves[info.name], None, arg, replica)

@@ -61,7 +61,7 @@ _WHAT_TO_DO = (
 
 
 @contextlib.contextmanager
-def telling(gang: ProcessGroup, key: str) -> Iterator[None]:
+def reporting_errors(gang: ProcessGroup, key: str) -> Iterator[None]:
     """Reports any error that leaves the block to the other processes, which wait for ``key`` now or later."""
     try:
         yield
@@ -290,6 +290,11 @@ class ArrayBytes:
             np.copyto(into, self.in_place[start : start + len(into)])  # releases the GIL
         else:
             _copy(self._values, start // self._dtype.itemsize, into.view(self._dtype))
+
+
+def bytes_of(data: bytes) -> ArrayBytes:
+    """Returns ``data`` in the form that stores write."""
+    return ArrayBytes(np.asarray(memoryview(data)), np.dtype(np.uint8))
 
 
 def stored_values(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

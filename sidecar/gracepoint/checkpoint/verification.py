@@ -21,7 +21,8 @@ from gracepoint.checkpoint.format.manifest import Manifest, StoredFile
 from gracepoint.checkpoint.reading.stored_tree import open_tree
 from gracepoint.checkpoint.steps import listing, records
 from gracepoint.checkpoint.storage.checks import check_contents
-from gracepoint.checkpoint.storage.storage_path import StoragePath, UserPath, storage_path
+from gracepoint.checkpoint.storage.locations import UserPath, storage_path
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CannotKnow, CheckpointCorrupt, CheckpointNotFound
 

@@ -28,8 +28,8 @@ from gracepoint import machine
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.format.manifest import DoneRecord, ManifestPart
-from gracepoint.checkpoint.storage.posix import PosixBackend
-from gracepoint.checkpoint.storage.storage_path import UserPath, storage_path
+from gracepoint.checkpoint.storage.locations import UserPath, storage_path
+from gracepoint.checkpoint.storage.posix import PosixPath, advise_read_ahead
 from gracepoint.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def read_ahead(directory: UserPath, process_index: int, *, part: float = _TRAINE
     root = storage_path(directory)
     paths = Layout(root)
     steps = paths.steps()
-    if not steps or not isinstance(root.backend, PosixBackend):
+    if not steps or not isinstance(root, PosixPath):
         return 0
     folder = paths.step(max(steps))
     where = folder / layout.done_record(process_index)
@@ -76,7 +76,7 @@ def read_ahead(directory: UserPath, process_index: int, *, part: float = _TRAINE
     for path, file in files.items():
         if begun_bytes + file.bytes > left_bytes:
             break
-        root.backend.read_ahead((folder / path).key)
+        advise_read_ahead((folder / path).key)
         begun_bytes += file.bytes
     return begun_bytes
 

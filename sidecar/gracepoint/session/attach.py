@@ -268,7 +268,7 @@ def _opened(
             from gracepoint.checkpoint.saving.planner import SaveSettings
             from gracepoint.checkpoint.saving.schedule import SaveSchedule
             from gracepoint.checkpoint.steps.retention import Retention
-            from gracepoint.checkpoint.storage.storage_path import storage_path
+            from gracepoint.checkpoint.storage.locations import storage_path
 
         keep_programs(settings.compilation_cache, where)
         checkpointer = StepCheckpointer(

@@ -97,7 +97,7 @@ class PeriodicSaves:
         """
         from gracepoint.checkpoint.format.layout import Layout
         from gracepoint.checkpoint.steps import listing
-        from gracepoint.checkpoint.storage.storage_path import storage_path
+        from gracepoint.checkpoint.storage.locations import storage_path
 
         paths = Layout(storage_path(self._checkpointer.directory))
         newest = max(listing.complete_steps(paths), default=None)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gracepoint import machine, trace
 from gracepoint.arguments import check_state, shown, step_number
-from gracepoint.checkpoint.storage import posix
+from gracepoint.checkpoint.storage import undeleted
 from gracepoint.errors import AgreementError, GracepointError, Preempted, SettingsError
 from gracepoint.multihost import Meeting
 from gracepoint.multihost.utilities import set_reached_preemption_hook
@@ -40,7 +40,7 @@ from gracepoint.wire.messages import TroubleKind
 if TYPE_CHECKING:
     from gracepoint.checkpoint import RestoreOptions, SingleReplica
     from gracepoint.checkpoint.engine import StepCheckpointer
-    from gracepoint.checkpoint.storage.storage_path import UserPath
+    from gracepoint.checkpoint.storage.locations import UserPath
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class Session:
             checkpointer, self._coordinator, tolerate_s=settings.tolerate_failures_s, clock=clock
         )
         self._points = SyncPoints(self._coordinator, self._saves.steps_at_risk, self.own_save_took, clock)
-        posix.listen(self._tell_undeleted)
+        undeleted.listen(self._tell_undeleted)
         atexit.register(self._at_exit)
         _watch_the_end()
         forget_in_child(self, Session._forget)
@@ -275,7 +275,7 @@ class Session:
         request = start_state.asked(
             like, init, single_replica, donate=donate, restore_args=restore_args, options=options
         )
-        with self._coordinator.activities.at("restore", computes=True), request.telling():
+        with self._coordinator.activities.at("restore", computes=True), request.noting_deletions():
             restored = self._checkpointer.restore(
                 request.like,
                 timeout_s=RESTORE_TIMEOUT_S,
@@ -594,7 +594,7 @@ class Session:
         global _open
         _open = None
         set_reached_preemption_hook(None)
-        posix.end()
+        undeleted.end()
         self._run_ahead.forget()
         self._last.forget()
         if self._coordinator.end(well=well):

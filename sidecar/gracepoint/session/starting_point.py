@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gracepoint.checkpoint.engine import StepCheckpointer
     from gracepoint.checkpoint.restoring.restore_step import Restored
     from gracepoint.checkpoint.restoring.start_state import Asked
-    from gracepoint.checkpoint.storage.storage_path import UserPath
+    from gracepoint.checkpoint.storage.locations import UserPath
 
 logger = logging.getLogger(__name__)
 
@@ -313,7 +313,7 @@ def start_from(
     Raises:
         As ``Session.restore``.
     """
-    with request.telling():
+    with request.noting_deletions():
         if restored is not None:
             values.set(restored.host_state, restored.step)
             logger.info("restored step=%d", restored.step)

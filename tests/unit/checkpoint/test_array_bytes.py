@@ -13,7 +13,7 @@ import pytest
 from gracepoint.checkpoint.format.array_spec import as_bytes
 from gracepoint.checkpoint.format.manifest import file_of
 from gracepoint.checkpoint.memory import ArrayBytes, stored_values
-from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES, checksum_of
+from gracepoint.checkpoint.storage.buffers import BLOCK_BYTES, checksum_of
 from tests.unit.checkpoint.fakes.watched_buffer import WatchedBuffer
 
 FLOAT32, BFLOAT16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)

@@ -17,7 +17,7 @@ from gracepoint.checkpoint.checkpoint_manager import CheckpointManager
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import lease
 from gracepoint.checkpoint.steps.commit import RenameCommit
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.errors import (
     CheckpointCorrupt,
     CheckpointError,

@@ -16,7 +16,7 @@ from gracepoint.checkpoint.memory import ArrayBytes, crc32
 from gracepoint.checkpoint.saving import planner
 from gracepoint.checkpoint.steps import commit, manifest_commit
 from gracepoint.checkpoint.steps.manifest_commit import ManifestCommit
-from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.checkpoint.verification import verify
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, SaveFailed
 from tests.object_stores.servers import Bucket
@@ -53,9 +53,9 @@ def copy(source: str, target: str, wanted: Callable[[str], bool] = lambda path: 
             continue
         data, place = (here / entry.key).read_bytes(), there / entry.key
         place.parent.make_folder()
-        if notes and (noted := here.backend.noted((here / entry.key).key)):  # type: ignore[attr-defined]
+        if notes and (noted := (here / entry.key).noted()):
             body = ArrayBytes(np.frombuffer(data, np.uint8), np.dtype(np.uint8))
-            place.backend.write_if(place.key, body, crc32(data), None, noted.note, None)  # type: ignore[attr-defined]
+            place.write_if(body, crc32(data), None, noted.note, None)
         else:
             place.put(data)
 
@@ -207,4 +207,4 @@ def test_saves_and_trash_that_were_copied_in_the_making_do_not_stay(
     monkeypatch.setattr(manifest_commit, "NAMELESS_KEPT_S", -2.0)
     save_steps(target, range(4, 5), options, attempt="job-2-c")
     assert folders(target) == {"2", "3", "4"}
-    assert verify(StoragePath(storage_path(target).backend, f"{storage_path(target).key}/3")).ok
+    assert verify(storage_path(target) / "3").ok

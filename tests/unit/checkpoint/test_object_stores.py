@@ -16,7 +16,7 @@ from gracepoint.checkpoint.options import (
     SingleReplicaArrayRestoreArgs,
     WriteOptions,
 )
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.errors import CheckpointExists, SettingsError
 from gracepoint.process_group import ProcessGroup
 from tests.object_stores.servers import Bucket

@@ -16,10 +16,10 @@ import pytest
 from gracepoint.checkpoint import CheckpointManager, WriteOptions
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving.part import SavePart, clear_tree
-from gracepoint.checkpoint.storage import backend
-from gracepoint.checkpoint.storage.backend import NotAdmitted
+from gracepoint.checkpoint.storage import in_memory
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.checkpoint.storage.objects.s3 import S3Uploads
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.storage_path import NotAdmitted
 from gracepoint.checkpoint.verification import verify
 from gracepoint.errors import SaveFailed
 from tests.object_stores.fault_proxy import FaultProxy
@@ -286,7 +286,7 @@ def test_saves_in_ocdbt_are_not_refused_for_one_answer_of_tensorstore_that_came_
 
     root: Any = f"{behind(s3, lambda head: head).uri}/run"
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "read_alone", late)
+        patch.setattr(in_memory, "read_alone", late)
         storage_path(root).check_usable()
     assert "TensorStore did not answer within 10 s, so it was not checked" in caplog.text
     check_run(root, WriteOptions(use_ocdbt=True))

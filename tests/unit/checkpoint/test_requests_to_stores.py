@@ -14,9 +14,9 @@ import pytest
 
 from gracepoint.checkpoint.format.layout import MANIFEST
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.storage.backend import Value
-from gracepoint.checkpoint.storage.objects.object_store import ObjectBackend
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
+from gracepoint.checkpoint.storage.objects.object_store import ObjectPath
+from gracepoint.checkpoint.storage.storage_path import Value
 from gracepoint.process_group import ProcessGroup
 from tests.object_stores.fault_proxy import FaultProxy
 from tests.object_stores.faults import Exchange
@@ -122,17 +122,17 @@ def test_small_files_of_a_step_are_read_at_once(bucket: Bucket, monkeypatch: pyt
             if what != f"{MANIFEST} 1":  # which is read when the directory is looked at
                 all_begun.wait(PATIENCE_S)
 
-    def slow_read(self: ObjectBackend, key: str) -> Value:
-        meet(key, f"{MANIFEST} {1 + (f'{MANIFEST} 1' in begun)}" if key.endswith(MANIFEST) else key)
-        return read(self, key)
+    def slow_read(self: ObjectPath) -> Value:
+        meet(self.key, f"{MANIFEST} {1 + (f'{MANIFEST} 1' in begun)}" if self.name == MANIFEST else self.key)
+        return read(self)
 
-    def slow_touch(self: ObjectBackend, key: str) -> None:
-        meet(key, key)
-        touch(self, key)
+    def slow_touch(self: ObjectPath) -> None:
+        meet(self.key, self.key)
+        touch(self)
 
-    read, touch = ObjectBackend.read, ObjectBackend.touch
-    monkeypatch.setattr(ObjectBackend, "read", slow_read)
-    monkeypatch.setattr(ObjectBackend, "touch", slow_touch)
+    read, touch = ObjectPath.read, ObjectPath.touch
+    monkeypatch.setattr(ObjectPath, "read", slow_read)
+    monkeypatch.setattr(ObjectPath, "touch", slow_touch)
     assert second.restore(small_state(), timeout_s=PATIENCE_S) is not None
     assert len(begun) == 1 + all_begun.parties
     second.close(PATIENCE_S)

@@ -17,8 +17,8 @@ from gracepoint.checkpoint import CheckpointManager, all_steps, api
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps.lease import Holder
 from gracepoint.checkpoint.steps.manifest_commit import ManifestCommit
-from gracepoint.checkpoint.storage.storage_path import storage_path
-from gracepoint.checkpoint.writing import files
+from gracepoint.checkpoint.storage.locations import storage_path
+from gracepoint.checkpoint.writing import chunk_writer
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, SaveFailed
 from tests.object_stores.servers import Bucket
@@ -131,7 +131,7 @@ def test_the_speed_of_a_bucket_is_learnt_and_kept_in_it(root: str) -> None:
 @pytest.mark.parametrize(
     ("owner", "function"),
     [
-        pytest.param(files, "_write_chunk", id="before a chunk"),
+        pytest.param(chunk_writer, "_write_chunk", id="before a chunk"),
         pytest.param(ManifestCommit, "record", id="before the done-record"),
         pytest.param(ManifestCommit, "finalize", id="before the commit"),
     ],

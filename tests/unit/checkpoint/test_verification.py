@@ -18,8 +18,8 @@ from gracepoint.checkpoint import all_steps
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.steps import records
 from gracepoint.checkpoint.storage import checks
-from gracepoint.checkpoint.storage.backend import StaleGeneration
-from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
+from gracepoint.checkpoint.storage.storage_path import StaleGeneration, StoragePath
 from gracepoint.checkpoint.verification import verify
 from gracepoint.errors import CannotKnow, CheckpointCorrupt, CheckpointNotFound, CheckpointRefused
 from tests.unit.checkpoint.fakes.engine import engine, flip_bit, restore, save, small_state

@@ -15,7 +15,7 @@ import pytest
 from gracepoint.checkpoint import WriteOptions
 from gracepoint.checkpoint.saving import executor
 from gracepoint.checkpoint.saving.schedule import DueSave
-from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checkpoint.storage.posix import PosixPath
 from gracepoint.errors import AgreementError, CheckpointError, SaveFailed
 from gracepoint.preemption.coordinator import Coordinator
 from gracepoint.process_group import ProcessGroup, SingleProcess
@@ -57,15 +57,15 @@ def test_stuck_storage_of_one_process_keeps_saves_together(
 ) -> None:
     stuck, goes_on, first = threading.Event(), threading.Event(), threading.Event()
 
-    put = StoragePath.put
+    put = PosixPath.put
 
-    def hang(path: StoragePath, data: bytes) -> None:
+    def hang(path: PosixPath, data: bytes) -> None:
         if path.name == "done.process_0.json" and path.parent.name.startswith("1."):
             stuck.set()
             assert goes_on.wait(30)
         put(path, data)
 
-    monkeypatch.setattr(StoragePath, "put", hang)
+    monkeypatch.setattr(PosixPath, "put", hang)
 
     def run(gang: ProcessGroup) -> tuple[Any, ...]:
         is_stuck = gang.process_index == 0

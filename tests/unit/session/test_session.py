@@ -27,8 +27,9 @@ import gracepoint
 from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving.schedule import SaveInterval
-from gracepoint.checkpoint.storage import posix
-from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
+from gracepoint.checkpoint.storage import undeleted
+from gracepoint.checkpoint.storage.locations import storage_path
+from gracepoint.checkpoint.storage.posix import PosixPath
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.deadline import Deadline
 from gracepoint.errors import (
@@ -889,13 +890,13 @@ def test_what_cannot_be_deleted_is_reported_while_the_session_is_open(
 ) -> None:
     told: list[tuple[TroubleKind, bool]] = []
     monkeypatch.setattr(Reporter, "trouble", lambda self, kind, message, *, over, **known: told.append((kind, over)))
-    posix.end()
-    posix.failed("/elsewhere/1", OSError("before the session"))
+    undeleted.end()
+    undeleted.failed("/elsewhere/1", OSError("before the session"))
     with gracepoint.attach(tmp_path):
-        posix.gone("/elsewhere/1")
-        posix.failed("/elsewhere/2", OSError("locked"))
-    posix.failed("/elsewhere/3", OSError("after the session"))
-    posix.end()
+        undeleted.gone("/elsewhere/1")
+        undeleted.failed("/elsewhere/2", OSError("locked"))
+    undeleted.failed("/elsewhere/3", OSError("after the session"))
+    undeleted.end()
     assert told == [(TroubleKind.DELETIONS, over) for over in (False, True, False)]
 
 
@@ -996,10 +997,10 @@ def test_an_injected_pod_joins_where_the_environment_says(tmp_path: Path, monkey
 
 
 def _storage_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(self: StoragePath) -> None:
+    def away(self: PosixPath) -> None:
         raise TimeoutError(errno.ETIMEDOUT, "as the storage says")
 
-    monkeypatch.setattr(StoragePath, "make_folder_durably", away)
+    monkeypatch.setattr(PosixPath, "make_folder_durably", away)
 
 
 def test_storage_that_is_away_at_the_start_of_a_pod_is_no_failure_of_the_program(

@@ -250,9 +250,9 @@ def test_no_array_that_one_slice_could_read_for_all_is_an_error(tmp_path: Path) 
 PREEMPTED_AND_EXITS = """
 import atexit, os, signal, sys, threading, time
 import gracepoint, jax.numpy as jnp
-from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checkpoint.storage.posix import PosixPath
 
-exits, put = threading.Event(), StoragePath.put
+exits, put = threading.Event(), PosixPath.put
 
 def slowly(path, data):
     if "throughput" in path.name:
@@ -260,7 +260,7 @@ def slowly(path, data):
         time.sleep(0.2)  # slow storage
     return put(path, data)
 
-StoragePath.put = slowly
+PosixPath.put = slowly
 with gracepoint.attach(sys.argv[1]) as session:
     state, step = session.restore(init=lambda: {"w": jnp.ones(3)})
     atexit.register(exits.set)  # called before what the session has registered

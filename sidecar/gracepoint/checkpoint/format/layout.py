@@ -49,8 +49,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from gracepoint.checkpoint.memory import crc32
-from gracepoint.checkpoint.storage.backend import Child
-from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checkpoint.storage.storage_path import Child, StoragePath
 from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew, SettingsError
 
 STEP_METADATA = "_CHECKPOINT_METADATA"

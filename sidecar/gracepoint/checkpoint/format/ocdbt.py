@@ -42,7 +42,7 @@ def process_folder(process_index: int) -> str:
 
 def context(**resources: Any) -> ts.Context:
     """Returns a context for one save. It caches nodes as long as it lives, and syncs files."""
-    from gracepoint.checkpoint.storage.backend import new_context  # needs TensorStore
+    from gracepoint.checkpoint.storage.in_memory import new_context  # needs TensorStore
 
     return new_context({"cache_pool#ocdbt": {"total_bytes_limit": _CACHE_BYTES}, "file_io_sync": True, **resources})
 

@@ -135,7 +135,7 @@ def open_tree(
         TimeoutError: The deadline passed.
     """
     ahead, missing = dict[str, bytes](), list[str]()
-    if not folder.backend.is_far:
+    if not folder.is_far:
         manifest = records.read_manifest(folder)
     else:
         likely = preferred if folder.name.isdecimal() else layout.NO_ITEM  # steps have items

@@ -183,7 +183,7 @@ def hand_to_all(
         placements: Placements of the arrays. The same in all processes.
         parts: One list for each array, which ``read`` fills.
         read: Reads this process's part. It calls its argument when the lists are filled, and may read other arrays
-            meanwhile. The caller reports its errors (``ReplicaAgreement.telling_failure``).
+            meanwhile. The caller reports its errors (``ReplicaAgreement.reporting_errors``).
         replica: How the replica reads for all others.
         together: The processes that restore together. None: this process restores alone.
         deadline: When the processes must have reported.
@@ -234,7 +234,7 @@ def _agree(replica: SingleReplica, together: ReplicaAgreement | None, deadline: 
     if together is None:
         return limit_of(replica)
     limit_bytes = limit_of(replica) if together.agreed_bytes is None else together.agreed_bytes
-    answers = together.tell(None, limit_bytes, deadline)
+    answers = together.report(None, limit_bytes, deadline)
     raise_failure_in(answers)
     return min(answer.limit_bytes for answer in answers)
 

@@ -41,7 +41,7 @@ WORTH_BYTES = 32 << 20
 
 def may_be_taken(gang: ProcessGroup, folder: StoragePath, restore_args: Any, options: RestoreOptions) -> bool:
     """Returns whether arrays of a checkpoint may be read by turns. The same in all processes."""
-    is_worthwhile = folder.backend.is_far if options.read_once is None else options.read_once
+    is_worthwhile = folder.is_far if options.read_once is None else options.read_once
     alone = gang.process_count == 1 or gang.process_count != jax.process_count()
     return is_worthwhile and not alone and not asks_one_replica(restore_args)
 

@@ -70,22 +70,22 @@ class ReplicaAgreement:
         self._meeting: str | None = f"{key}/ready" if meets_first else key  # the next one. None: there is none
 
     def ready(self, limit_bytes: int, deadline: Deadline) -> int:
-        """Meets before reading. Returns ``agreed_bytes``. No other meeting follows, unless ``expects_tell`` is called.
+        """Meets before reading. Returns ``agreed_bytes``. No other meeting follows without ``expects_report``.
 
         Raises:
             CheckpointError: Another process has failed.
             BarrierTimeout: A process did not report in time.
         """
-        answers = self.tell(None, limit_bytes, deadline)
+        answers = self.report(None, limit_bytes, deadline)
         raise_failure_in(answers)
         self.agreed_bytes = min(answer.limit_bytes for answer in answers)
         return self.agreed_bytes
 
-    def expects_tell(self) -> None:
+    def expects_report(self) -> None:
         """Notes after ``ready`` that all processes report once more."""
         self._meeting = self._key
 
-    def tell(self, failure: Exception | None, limit_bytes: int, deadline: Deadline) -> list[ReplicaAnswer]:
+    def report(self, failure: Exception | None, limit_bytes: int, deadline: Deadline) -> list[ReplicaAnswer]:
         """Reports for this process at the next meeting. Returns the reports of all processes, by index.
 
         Raises:
@@ -99,14 +99,14 @@ class ReplicaAgreement:
         return [ReplicaAnswer(*json.loads(answer)) for answer in answers]
 
     @contextlib.contextmanager
-    def telling_failure(self, deadline: Deadline) -> Iterator[None]:
+    def reporting_errors(self, deadline: Deadline) -> Iterator[None]:
         """Reports an error that leaves the block, if the others wait for this process at a meeting."""
         try:
             yield
         except Exception as error:
             if self._meeting is not None:
                 with contextlib.suppress(BarrierError):
-                    self.tell(error, 0, deadline)
+                    self.report(error, 0, deadline)
             raise
 
 

@@ -21,7 +21,8 @@ from gracepoint.checkpoint.restoring.restore_tree import read_tree
 from gracepoint.checkpoint.saving.operation import SaveOperation
 from gracepoint.checkpoint.steps import listing, records, retention
 from gracepoint.checkpoint.steps.recovery import by_process_zero
-from gracepoint.checkpoint.storage.storage_path import StoragePath, UserPath, from_text, storage_path
+from gracepoint.checkpoint.storage.locations import UserPath, from_text, storage_path
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import (
     CheckpointCorrupt,
@@ -190,7 +191,7 @@ def restore(
     )
     reading = _reading(from_text(restored)) if gang.process_index == 0 else contextlib.nullcontext()
     may_take_turns = readers.may_be_taken(gang, from_text(restored), restore_args, options)
-    with transforms.telling(like), reading:
+    with transforms.noting_deletions(like), reading:
         tree, damage = read_together(
             restored,
             lambda: (

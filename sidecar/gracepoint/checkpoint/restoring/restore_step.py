@@ -42,8 +42,8 @@ from gracepoint.checkpoint.restoring.restore_tree import (
     form_of_stored,
     in_time,
     read_into,
+    reporting_errors,
     run_in_time,
-    telling,
 )
 from gracepoint.checkpoint.steps import listing as catalog
 from gracepoint.checkpoint.steps import listing as foreign
@@ -51,7 +51,8 @@ from gracepoint.checkpoint.steps import records, retention
 from gracepoint.checkpoint.steps.listing import Listing
 from gracepoint.checkpoint.steps.recovery import by_process_zero
 from gracepoint.checkpoint.storage.checks import check_contents
-from gracepoint.checkpoint.storage.storage_path import StoragePath, UserPath, local_folder, storage_path
+from gracepoint.checkpoint.storage.locations import UserPath, local_folder, storage_path
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointMismatch, CheckpointNotFound, HostStateLost
 from gracepoint.process_group import ProcessGroup
@@ -435,7 +436,7 @@ def read_step(
         CheckpointMismatch: The step does not fit ``like`` or the number of processes.
     """
     folder = paths.step(step)
-    with in_time(folder, deadline), telling(together, restore_args, deadline):
+    with in_time(folder, deadline), reporting_errors(together, restore_args, deadline):
         index, own, note = together.gang.process_index, dict[str, Any](), None
         also = [layout.host_state_file(index), *([layout.NOTE] if index == 0 else [])]
         stored = open_tree(folder, deadline, preferred=paths.item, also=also if with_host_state else [])

@@ -189,7 +189,7 @@ def read_tree(
         CheckpointMismatch: The checkpoint does not fit ``like``; names each leaf with what was expected and found.
         CheckpointError: It cannot be restored for another reason, or not in time.
     """
-    with in_time(folder, deadline), telling(together, restore_args, deadline):
+    with in_time(folder, deadline), reporting_errors(together, restore_args, deadline):
         return read_into(
             open_tree(folder, deadline), like, restore_args, options=options, deadline=deadline, together=together
         )
@@ -267,7 +267,7 @@ def read_into(
     if together is not None and together.meets_first:
         requests = readers.taken(requests, together.ready(readers.limit_bytes(), deadline))
         if any(isinstance(target.placement, OnOneReplica) for target in requests):
-            together.expects_tell()
+            together.expects_report()
     if options.donate and like is not None:
         named = [(pytree.name_of(keys), leaf) for keys, leaf in keyed]
         transforms.take(
@@ -323,7 +323,7 @@ def read_leaves(
             stored.source,
             limit_bytes=options.limit_bytes,
             deadline=deadline,
-            far=stored.folder.backend.is_far,
+            far=stored.folder.is_far,
             first=len(shared),
             then=hand,
         )
@@ -342,13 +342,13 @@ def read_leaves(
     ]
 
 
-def telling(
+def reporting_errors(
     together: ReplicaAgreement | None, restore_args: Any, deadline: Deadline
 ) -> contextlib.AbstractContextManager[None]:
     """Returns a context that reports an error to the other processes, if they will wait for this process's report."""
     if together is None or not (together.meets_first or asks_one_replica(restore_args)):
         return contextlib.nullcontext()
-    return together.telling_failure(deadline)
+    return together.reporting_errors(deadline)
 
 
 def _args_by_keys(restore_args: Any, paths: Sequence[Keys]) -> Callable[[Keys], RestoreArgs]:

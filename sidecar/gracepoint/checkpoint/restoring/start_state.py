@@ -47,9 +47,9 @@ class Asked:
     restore_args: Any
     options: RestoreOptions
 
-    def telling(self) -> contextlib.AbstractContextManager[None]:
+    def noting_deletions(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context that adds a note to errors, if the arrays of ``like`` were deleted."""
-        return transforms.telling(self.like)
+        return transforms.noting_deletions(self.like)
 
     def first_state(self) -> Any:
         """Returns the state to begin with if there is no checkpoint.

@@ -263,7 +263,7 @@ def take(donations: Iterable[tuple[str, Any]], staying: Iterable[tuple[str, Any]
 
 
 @contextlib.contextmanager
-def telling(like: Any) -> Iterator[None]:
+def noting_deletions(like: Any) -> Iterator[None]:
     """Adds a note to an error that leaves the block, if arrays of ``like`` were deleted in the block."""
     arrays = [leaf for leaf in map(kept, jax.tree.leaves(like)) if isinstance(leaf, jax.Array)]
     there = [array for array in arrays if not array.is_deleted()]

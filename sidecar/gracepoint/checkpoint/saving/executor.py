@@ -38,7 +38,7 @@ from gracepoint.checkpoint.saving.save_worker import HandedOver, SaveWorker
 from gracepoint.checkpoint.saving.snapshot_save import CountedChunks, SnapshotSave
 from gracepoint.checkpoint.storage import checks
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
-from gracepoint.checkpoint.writing.files import SaveSource
+from gracepoint.checkpoint.writing.job import SaveSource
 from gracepoint.deadline import Deadline, NewestSnapshot
 from gracepoint.errors import BarrierFailed, SaveFailed
 from gracepoint.process_group import ProcessGroup, SaveProgress

@@ -32,7 +32,8 @@ from gracepoint.checkpoint.format.pytree import Leaf
 from gracepoint.checkpoint.handler_registry import HandlerRegistry, ItemHandler, ParamInfo, TypeHandler
 from gracepoint.checkpoint.options import SaveArgs
 from gracepoint.checkpoint.storage.checks import record_files
-from gracepoint.checkpoint.storage.storage_path import StoragePath, local_folder
+from gracepoint.checkpoint.storage.locations import local_folder
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointRefused, SaveFailed
 from gracepoint.process_group import ProcessGroup

@@ -52,7 +52,7 @@ from gracepoint.checkpoint.options import TransferPriority, WriteOptions
 from gracepoint.checkpoint.orbax import priority_of
 from gracepoint.checkpoint.planning.chunks import Shard, WritePlan, local_shard
 from gracepoint.checkpoint.saving.device_copy import Devices, Pull, in_place, is_far, merged, transfers, values_of
-from gracepoint.checkpoint.storage.direct_io import ALIGNMENT_BYTES
+from gracepoint.checkpoint.storage.buffers import ALIGNMENT_BYTES
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 

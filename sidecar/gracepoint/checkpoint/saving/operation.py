@@ -27,9 +27,9 @@ from gracepoint.checkpoint.saving.planner import PreparedSave
 from gracepoint.checkpoint.saving.save_worker import HandedOver, WriterDied
 from gracepoint.checkpoint.steps import commit, retention
 from gracepoint.checkpoint.storage import checks
-from gracepoint.checkpoint.storage.backend import ended_by
+from gracepoint.checkpoint.storage.storage_path import ended_by
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
-from gracepoint.checkpoint.writing.files import SaveSource
+from gracepoint.checkpoint.writing.job import SaveSource
 from gracepoint.deadline import Deadline
 from gracepoint.errors import BarrierError, BarrierFailed, GracepointError, HostStateLost, SaveFailed
 from gracepoint.process_group import ProcessGroup
@@ -326,7 +326,7 @@ class SaveOperation:
             SaveFailed: TensorStore could not read what would be written.
         """
         self._prepared = prepared
-        unreadable = getattr(self.temporary.target.backend, "tensorstore_error", None)
+        unreadable = self.temporary.target.tensorstore_error
         if unreadable and any(spec is not None and not spec.format.files_hold_values for spec in prepared.specs):
             raise SaveFailed(
                 f"{self.temporary.target}: {unreadable}. Save without OCDBT and without compression, or mend that"
@@ -442,12 +442,12 @@ class SaveOperation:
         """Deletes what nobody needs if the file system seems too full for the save. Process 0 does it for all."""
         if self._gang.process_index != 0 or self.temporary.step is None:
             return
-        space = checks.at(self.temporary.path)
+        space = checks.room_at(self.temporary.path)
         if space is None or space.free_bytes >= self.total_bytes:
             return
         self._give_up_failed()
         retention.make_room(self.paths, self.temporary.attempt)
-        space = checks.at(self.temporary.path) or space
+        space = checks.room_at(self.temporary.path) or space
         if space.free_bytes < self.total_bytes:
             # It is tried nevertheless: file systems and formats that compress need less.
             logger.warning(

@@ -15,9 +15,9 @@ from gracepoint.checkpoint.format.array_spec import ArraySpec, Chunk
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.format.manifest import DoneRecord, ManifestPart, StoredFile, file_of
 from gracepoint.checkpoint.steps import commit, records
-from gracepoint.checkpoint.storage.backend import ended_by
-from gracepoint.checkpoint.storage.storage_path import StoragePath
-from gracepoint.checkpoint.writing.files import ChunkSource, PartSource, WriteJob, WrittenFiles
+from gracepoint.checkpoint.storage import undeleted
+from gracepoint.checkpoint.storage.storage_path import StoragePath, ended_by
+from gracepoint.checkpoint.writing.job import PartSource, WriteJob, WrittenFiles
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 
@@ -59,18 +59,6 @@ class SavePart:
     chunks: Sequence[Chunk]
     copied: frozenset[int]
     plan: int | None
-
-    def job(self, folder: StoragePath, source: ChunkSource) -> WriteJob:
-        """Returns what the writers need."""
-        return WriteJob(
-            folder,
-            self.paths.item,
-            self.specs,
-            self.arrays,
-            source,
-            self.small_files,
-            tree_numbers=[self.process_index],
-        )
 
     def without_specs(self) -> SavePart:
         """Returns the part without what is the same in all saves of one form of state."""
@@ -123,7 +111,17 @@ class BegunPart:
 
     def job(self) -> WriteJob:
         """Returns what the writers need."""
-        return self._part.job(self._writing.folder, self._source)
+        part, writing = self._part, self._writing
+        return WriteJob(
+            writing.folder,
+            part.paths.item,
+            part.specs,
+            part.arrays,
+            self._source,
+            part.small_files,
+            tree_numbers=[part.process_index],
+            place=writing.place,
+        )
 
     def make_durable(self, written: WrittenFiles, handled: Callable[[], Mapping[str, StoredFile]] = dict) -> PartStages:
         """Writes the done-record.
@@ -234,8 +232,8 @@ def clear_tree(part: SavePart) -> None:
 
     Other files are written over. In object stores there is nothing to delete: each writer's tree has a separate name.
     """
-    if not part.temporary.path.backend.is_far:
-        (part.temporary.path / part.paths.item / ocdbt.process_folder(part.process_index)).delete_folder()
+    if not part.temporary.path.is_far:
+        undeleted.delete_folder(part.temporary.path / part.paths.item / ocdbt.process_folder(part.process_index))
 
 
 def _check_stayed(temporary: Temporary, stayed: Callable[[], bool]) -> None:

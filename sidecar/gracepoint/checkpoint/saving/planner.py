@@ -127,7 +127,9 @@ def check(own: Mapping[str, Said], *, gang: ProcessGroup, key: str) -> None:
     other = {name: Said(*description) for name, *description in json.loads(first)}
     differences = list(_differences(own, other))
     mine_of_all = json.dumps(differences[:_SHOWN])
-    message = gang.reduce(f"{meeting_of(key)}/differences", mine_of_all, _told, timeout_s=_MEETING_TIMEOUT_S)
+    message = gang.reduce(
+        f"{meeting_of(key)}/differences", mine_of_all, _differences_message, timeout_s=_MEETING_TIMEOUT_S
+    )
     raise CheckpointError(message)
 
 
@@ -166,7 +168,7 @@ def _differences(own: Mapping[str, Said], other: Mapping[str, Said]) -> Iterable
             yield name, here[:_SHOWN_CHARACTERS], there[:_SHOWN_CHARACTERS]
 
 
-def _told(answers: Sequence[str]) -> str:
+def _differences_message(answers: Sequence[str]) -> str:
     """Returns the message from the differences that each process found, as JSON."""
     processes_of: dict[tuple[str, ...], list[int]] = {}
     for process, differences in enumerate(answers):
@@ -300,7 +302,7 @@ class SavePlanner:
         """
         self._prepares += 1
         key = f"checkpoint/{self._attempt}/prepare/{self._prepares}"
-        with memory.telling(self._gang, meeting_of(key)):
+        with memory.reporting_errors(self._gang, meeting_of(key)):
             leaves, prepared = self.plan(state, save_args)
             compile_slices(leaves, prepared.plan, self._options)
             values = host_state()

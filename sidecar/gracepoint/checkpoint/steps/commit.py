@@ -40,7 +40,7 @@ from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, StoredFi
 from gracepoint.checkpoint.steps import records
 from gracepoint.checkpoint.steps.manifest_commit import ManifestCommit
 from gracepoint.checkpoint.steps.records import Writing, done_records
-from gracepoint.checkpoint.storage import posix
+from gracepoint.checkpoint.storage import undeleted
 from gracepoint.checkpoint.storage.checks import check_size
 from gracepoint.checkpoint.storage.storage_path import StoragePath, look_at
 from gracepoint.errors import CheckpointCorrupt, CheckpointRefused, CheckpointTooNew
@@ -172,7 +172,7 @@ class Commit(Protocol):
 
 def of(paths: Layout) -> Commit:
     """Returns how saves of a directory are committed."""
-    return RenameCommit(paths) if paths.root.backend.renames else ManifestCommit(paths)
+    return RenameCommit(paths) if paths.root.renames else ManifestCommit(paths)
 
 
 class RenameCommit:
@@ -241,9 +241,9 @@ class RenameCommit:
         try:
             self.discard(temporary.path, trash)
         except FileExistsError:  # what was written after it became trash
-            temporary.path.delete_folder()
+            undeleted.delete_folder(temporary.path)
         if deletes:
-            trash.delete_folder()
+            undeleted.delete_folder(trash)
 
     def is_unfinished(self, folder: StoragePath) -> bool:
         return False  # a save gets the name of its step when it is finished
@@ -274,7 +274,7 @@ class RenameCommit:
 
     def empty_trash(self) -> None:
         for trash in self._paths.trashed():
-            trash.delete_folder()  # another process may delete it at the same time
+            undeleted.delete_folder(trash)  # another process may delete it at the same time
 
     def _trash(self, temporary: Temporary) -> StoragePath:
         return self._paths.trash(temporary.step, temporary.attempt, temporary.ordinal)
@@ -442,9 +442,9 @@ def give_up_old(
     for probe in probes:
         if probe.last_change_s() < now_s - (older_than_s if hidden_older_than_s is None else hidden_older_than_s):
             if probe.is_folder():
-                probe.delete_folder()
+                undeleted.delete_folder(probe)
             else:
-                with posix.telling(probe):
+                with undeleted.deleting(probe):
                     probe.delete()
     changed_s = look_at(paths.root, others, commit.last_change_s)
     for temporary in others:
@@ -460,7 +460,7 @@ def give_up_old(
         # The time is 0 if the save was committed or deleted meanwhile.
         if 0.0 < changed_s[temporary] < now_s - kept_s and not _must_stay(commit, temporary):
             logger.warning("giving %s up: unfinished for more than %.0f s", temporary.path, kept_s)
-            with posix.telling(temporary.path):  # one that stays must not keep the others
+            with undeleted.deleting(temporary.path):  # one that stays must not keep the others
                 commit.give_up(temporary)
 
 
@@ -484,7 +484,7 @@ def give_up_failed(paths: Layout, temporary: Temporary, *, deletes: bool = True)
         temporary: The save. It was decided that it is not committed.
         deletes: False: there is no time. The folder becomes trash, and in stores that cannot rename all stays.
     """
-    with posix.telling(temporary.path):
+    with undeleted.deleting(temporary.path):
         try:
             if is_durable(paths, temporary):
                 return

@@ -37,10 +37,9 @@ from gracepoint import machine
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import listing, retention
 from gracepoint.checkpoint.steps.recovery import by_process_zero
-from gracepoint.checkpoint.storage import checks, posix
-from gracepoint.checkpoint.storage.backend import Generation, StaleGeneration
+from gracepoint.checkpoint.storage import checks, undeleted
 from gracepoint.checkpoint.storage.checks import appears
-from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checkpoint.storage.storage_path import Generation, StaleGeneration, StoragePath
 from gracepoint.deadline import Backoff, Deadline
 from gracepoint.errors import CheckpointError, CheckpointExists, StorageAway
 from gracepoint.process_group import ProcessGroup
@@ -141,13 +140,13 @@ class Lease:
 
     def _delete(self) -> None:
         # CheckpointError: somebody wrote something else there.
-        with contextlib.suppress(CheckpointError), posix.telling(self._path):
+        with contextlib.suppress(CheckpointError), undeleted.deleting(self._path):
             current = _read(self._path)
             if current is None or current[0] != self._mine:
                 return
             # Only this version: a request can reach the store twice, the second time when another process holds the
             # lease.
-            self._path.backend.delete_version(self._path.key, current[1])
+            self._path.delete_version(current[1])
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_S):
@@ -224,7 +223,7 @@ def wait_until_free(
         if not logged:
             logged = True
             logger.warning("%s; waiting for it to end", _in_use(paths.root, current[0], holder, "uses it"))
-        sleep(max(_LOOK_EVERY_S, paths.root.backend.look_every_s))
+        sleep(max(_LOOK_EVERY_S, paths.root.look_every_s))
     return None if current is None else current[1]
 
 
@@ -361,7 +360,7 @@ class DirectoryAccess:
             sees = f"process {gang.process_index} does not reach {paths.root}: {error}"
         answers = gang.gather(f"{key}/seen", sees, timeout_s=deadline.remaining_s())
         if gang.process_index == 0:
-            with posix.telling(probe):
+            with undeleted.deleting(probe):
                 probe.delete()
         if away := [answer for answer in answers if answer not in ("yes", "no")]:
             raise StorageAway("; ".join(away))

@@ -24,9 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.steps import commit, records, recovery
-from gracepoint.checkpoint.storage.backend import Child
 from gracepoint.checkpoint.storage.checks import must_not_write
-from gracepoint.checkpoint.storage.storage_path import StoragePath, look_at
+from gracepoint.checkpoint.storage.storage_path import Child, StoragePath, look_at
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointRefused, CheckpointTooNew
 
@@ -332,7 +331,7 @@ def settle(
         if not live or deadline.passed():
             late = [f"{t.path} was still being written when the time to wait for it was over" for t in live]
             return remarks + unknown + late
-        sleep(min(max(_POLL_S, paths.root.backend.look_every_s), deadline.remaining_s()))
+        sleep(min(max(_POLL_S, paths.root.look_every_s), deadline.remaining_s()))
 
 
 def complete_steps(paths: Layout) -> list[int]:

@@ -23,14 +23,11 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import cast
-
-import numpy as np
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Claim, Layout, Temporary, is_claim
 from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, merge
-from gracepoint.checkpoint.memory import ArrayBytes, crc32
+from gracepoint.checkpoint.memory import bytes_of, crc32
 from gracepoint.checkpoint.steps.object_deletion import (
     TOMBSTONE,
     condemn,
@@ -40,7 +37,6 @@ from gracepoint.checkpoint.steps.object_deletion import (
     finish,
     is_part_of_copy,
     refuse_foreign,
-    store_of,
     sweep,
 )
 from gracepoint.checkpoint.steps.object_layout import Placement, merge_trees, move, take
@@ -57,9 +53,8 @@ from gracepoint.checkpoint.steps.records import (
     read_manifest,
     standing,
 )
-from gracepoint.checkpoint.storage import posix
-from gracepoint.checkpoint.storage.backend import Backend, Generation, StaleGeneration
-from gracepoint.checkpoint.storage.storage_path import StoragePath, look_at
+from gracepoint.checkpoint.storage import undeleted
+from gracepoint.checkpoint.storage.storage_path import Generation, StaleGeneration, StoragePath, look_at
 from gracepoint.errors import CheckpointCorrupt, SaveFailed
 
 logger = logging.getLogger(__name__)
@@ -84,8 +79,8 @@ class ManifestCommit:
     @contextlib.contextmanager
     def writing(self, temporary: Temporary, begun_ns: int, *, process_index: int) -> Iterator[Writing]:
         begun_ns = int(temporary.path.now_s() * 1e9)
-        folder, placement = _begin(temporary, begun_ns, marks=process_index == 0)
-        yield Writing(folder, lambda: True, begun_ns, placement.generations)
+        placement = _begin(temporary, begun_ns, marks=process_index == 0)
+        yield Writing(temporary.target, lambda: True, begun_ns, placement.generations, placement.place)
 
     def record(self, temporary: Temporary, done_record: DoneRecord, go_on: Callable[[], None]) -> None:
         _put(temporary.path / layout.done_record(done_record.process_index), done_record.to_bytes(), go_on)
@@ -141,13 +136,13 @@ class ManifestCommit:
                     # A claim would hide the step of another program. Without it the save cannot be committed either: no
                     # save is committed beside objects of others.
                     delete_of_save(temporary.target, Claim(temporary.attempt, temporary.ordinal, 0))
-        temporary.path.delete_folder()
+        undeleted.delete_folder(temporary.path)
 
     def delete_failed(self, temporary: Temporary, *, deletes: bool) -> None:
         """Deletes the objects of a save that failed in this gang. Other saves of the step keep theirs."""
         if not deletes:
             return
-        temporary.path.backend.delete_folder(temporary.path.key)  # first: without its records it is never durable
+        temporary.path.delete_folder()  # first: without its records it is never durable
         delete_of_save(temporary.target, Claim(temporary.attempt, temporary.ordinal, 0))
         place = temporary.target / layout.MANIFEST
         with contextlib.suppress(FileNotFoundError):
@@ -217,17 +212,17 @@ class ManifestCommit:
         """Deletes the objects of discarded steps, and the folders of saves that are committed."""
         for temporary in self._paths.temporaries():
             if _is_committed(temporary):
-                temporary.path.delete_folder()
+                undeleted.delete_folder(temporary.path)
         for trash in self._paths.trashed():
             self._empty(trash)
 
     def _empty(self, trash: StoragePath) -> None:
-        with posix.telling(trash):  # one that stays must not keep the others
+        with undeleted.deleting(trash):  # one that stays must not keep the others
             try:
                 name, _, of_save = (trash / TOMBSTONE).read_bytes().decode().partition("\n")
             except FileNotFoundError:
                 if 0.0 < trash.last_change_s() < self._paths.root.now_s() - NAMELESS_KEPT_S:
-                    trash.backend.delete_folder(trash.key)
+                    trash.delete_folder()
                 return
             if not sweep(self._paths.root / name, trash.name):
                 logger.info(
@@ -235,15 +230,16 @@ class ManifestCommit:
                 )
                 return
             if of_save:
-                (self._paths.root / of_save).delete_folder()  # it was not deleted yet when the step was discarded
-            trash.backend.delete_folder(trash.key)
+                # It was not deleted yet when the step was discarded.
+                undeleted.delete_folder(self._paths.root / of_save)
+            trash.delete_folder()
 
     def _trash(self, temporary: Temporary) -> StoragePath:
         return self._paths.trash(temporary.step, temporary.attempt, temporary.ordinal)
 
 
-def _begin(temporary: Temporary, begun_ns: int, *, marks: bool) -> tuple[StoragePath, Placement]:
-    """Returns the folder that a process of a save writes to, and its placement.
+def _begin(temporary: Temporary, begun_ns: int, *, marks: bool) -> Placement:
+    """Returns where the objects go that a process of a save writes.
 
     Args:
         temporary: The save.
@@ -254,14 +250,13 @@ def _begin(temporary: Temporary, begun_ns: int, *, marks: bool) -> tuple[Storage
     Raises:
         SaveFailed: The step has objects that Gracepoint did not write.
     """
-    store = store_of(temporary.target)
     names: dict[str, bool] = {}
 
     def look() -> None:
         with contextlib.suppress(FileNotFoundError):
             names.update((child.name, child.is_folder) for child in temporary.target.children())
 
-    store.at_once([look, functools.partial((temporary.path / _BEGUN).put, b"")] if marks else [look])
+    temporary.target.at_once([look, functools.partial((temporary.path / _BEGUN).put, b"")] if marks else [look])
     staged = layout.COMMIT_SUCCESS in names
     if layout.MANIFEST in names:
         with contextlib.suppress(FileNotFoundError):
@@ -275,11 +270,10 @@ def _begin(temporary: Temporary, begun_ns: int, *, marks: bool) -> tuple[Storage
             # there from its beginning. Other objects that are not Gracepoint's are found before the commit.
             refuse_foreign(temporary.target, [name for name, is_folder in names.items() if not is_folder])
         except SaveFailed:
-            temporary.path.delete_folder()
+            undeleted.delete_folder(temporary.path)
             raise
     claim = Claim(temporary.attempt, temporary.ordinal, begun_ns)
-    placement = Placement(temporary, claim, store, staged=staged)
-    return StoragePath(cast(Backend, placement), temporary.target.key), placement
+    return Placement(temporary, claim, staged=staged)
 
 
 def _finish(
@@ -310,11 +304,11 @@ def _is_committed(temporary: Temporary) -> bool:
     marks: list[bool] = []
 
     def look(name: str) -> None:
-        noted = store_of(temporary.target).noted((temporary.target / name).key)
+        noted = (temporary.target / name).noted()
         by = None if noted is None else Claim.noted(noted.note)
         marks.append(by is not None and (by.attempt, by.ordinal) == (temporary.attempt, temporary.ordinal))
 
-    store_of(temporary.target).at_once(functools.partial(look, name) for name in _MARKS)
+    temporary.target.at_once(functools.partial(look, name) for name in _MARKS)
     if not all(marks):
         with contextlib.suppress(OSError):  # a directory that this process may only read
             _mark(temporary, None)
@@ -364,7 +358,7 @@ def _take_over(
                 # When a copied save began was told by another clock.
                 if save is not None and save.is_later(claim) and not without_note:
                     logger.warning("%s is given up: a later save of %s is committed", temporary.path, temporary.what)
-                    temporary.path.delete_folder()
+                    undeleted.delete_folder(temporary.path)
                     return False
                 if (save is not None and save.is_same(claim)) or not may_replace():
                     return False
@@ -384,7 +378,7 @@ def _take_over(
             if other.is_same(claim):
                 # The mark was read before the claim, so it is of the save that stood here before.
                 if marked is not None:
-                    store_of(success).delete_version(success.key, marked.generation)
+                    success.delete_version(marked.generation)
                 return True
         if take(temporary.target, claim) is None:
             continue
@@ -453,13 +447,8 @@ def _mark(temporary: Temporary, manifest: Manifest | None) -> None:
         manifest = Manifest.from_bytes((temporary.target / layout.MANIFEST).read_bytes(), str(temporary.target))
     success = orbax_success(temporary.target, f"{temporary.attempt}.{temporary.ordinal}")
     # Marks have notes, too: what has none is not Gracepoint's, and is neither overwritten nor deleted.
-    placement = Placement(
-        temporary,
-        Claim(temporary.attempt, temporary.ordinal, manifest.begun_ns),
-        store_of(temporary.target),
-        staged=False,
-    )
-    store_of(temporary.target).at_once(
+    placement = Placement(temporary, Claim(temporary.attempt, temporary.ordinal, manifest.begun_ns), staged=False)
+    temporary.target.at_once(
         [
             functools.partial(placement.mark, layout.STEP_METADATA, orbax_metadata(manifest, temporary.target)),
             functools.partial(placement.mark, layout.COMMIT_SUCCESS, success),
@@ -478,13 +467,12 @@ def _save_of(manifest: bytes, where: StoragePath) -> Claim | None:
 
 def _put(where: StoragePath, data: bytes, go_on: Callable[[], None]) -> None:
     """Writes a small object in place of any that is there. ``go_on`` may end it by an error."""
-    store, generation = store_of(where), None
-    body = ArrayBytes(np.frombuffer(data, np.uint8), np.dtype(np.uint8))
+    generation: Generation | None = None
     for _ in range(_TRIES):
         try:
-            store.write_if(where.key, body, crc32(data), generation, "", go_on)
+            where.write_if(bytes_of(data), crc32(data), generation, "", go_on)
             return
         except (FileExistsError, StaleGeneration):
-            noted = store.noted(where.key)
+            noted = where.noted()
             generation = None if noted is None else noted.generation
     raise SaveFailed(f"{where} keeps changing")

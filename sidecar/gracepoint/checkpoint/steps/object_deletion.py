@@ -30,15 +30,13 @@ import functools
 import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import cast
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.array_spec import grid
 from gracepoint.checkpoint.format.layout import Claim, is_claim
 from gracepoint.checkpoint.format.manifest import Manifest, StoredFile
 from gracepoint.checkpoint.steps.records import all_files, signs_of_ours
-from gracepoint.checkpoint.storage.backend import Entry, FlatBackend, Generation, StaleGeneration
-from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checkpoint.storage.storage_path import Entry, Generation, StaleGeneration, StoragePath
 from gracepoint.errors import CheckpointCorrupt, SaveFailed
 
 logger = logging.getLogger(__name__)
@@ -65,23 +63,16 @@ class _TooLate(Exception):
     """The sweeper was stopped for so long that another process may sweep."""
 
 
-def store_of(path: StoragePath) -> FlatBackend:
-    """Returns the store of ``path``, which cannot rename."""
-    assert not path.backend.renames
-    return cast(FlatBackend, path.backend)
-
-
 def refuse_foreign(folder: StoragePath, names: Iterable[str]) -> None:
     """Raises SaveFailed if one of the objects ``names`` below ``folder`` was not written by Gracepoint."""
-    store = store_of(folder)
     foreign: list[str] = []
 
     def look(name: str) -> None:
-        noted = store.noted((folder / name).key)
+        noted = (folder / name).noted()
         if noted is not None and Claim.noted(noted.note) is None:
             foreign.append(name)
 
-    store.at_once(functools.partial(look, name) for name in names if name not in _WITHOUT_NOTE)
+    folder.at_once(functools.partial(look, name) for name in names if name not in _WITHOUT_NOTE)
     if foreign:
         raise SaveFailed(
             f"{folder / min(foreign)} is in the way, and Gracepoint did not write it: delete it, or move it away. "
@@ -122,7 +113,7 @@ def _samples(manifest: Manifest) -> set[str]:
 
 def _by(folder: StoragePath, name: str) -> Claim | None:
     """Returns the save that wrote an object. None if no note says so, or if there is no such object."""
-    noted = store_of(folder).noted((folder / name).key)
+    noted = (folder / name).noted()
     return None if noted is None else Claim.noted(noted.note)
 
 
@@ -184,9 +175,8 @@ def condemn(
 
 def delete_of_save(folder: StoragePath, save: Claim) -> None:
     """Deletes the objects below ``folder`` that a save has written."""
-    store = store_of(folder)
     entries = [entry for entry in folder.entries() if entry.key != layout.DAMAGE_MARK]  # which no save writes
-    store.delete_all(list(_noted(folder, entries, {}, lambda by: by.is_same(save))))
+    folder.delete_entries(list(_noted(folder, entries, {}, lambda by: by.is_same(save))))
 
 
 def sweep(folder: StoragePath, trash: str) -> bool:
@@ -197,7 +187,7 @@ def sweep(folder: StoragePath, trash: str) -> bool:
     Raises:
         PermissionError: The store refuses to delete some of them. All others are deleted, and the claim stays.
     """
-    store, place = store_of(folder), folder / layout.MANIFEST
+    place = folder / layout.MANIFEST
     entries = folder.entries()  # before the claim is read: what a later save writes is not among them
     try:
         marker = place.read()
@@ -221,11 +211,11 @@ def sweep(folder: StoragePath, trash: str) -> bool:
                 _noted(folder, batch, without_note, lambda by: by.begun_ns <= claim.begun_ns + _CLOCKS_DIFFER_NS)
             )
             try:
-                store.delete_all(own_entries, turn.go_on)
+                folder.delete_entries(own_entries, turn.go_on)
             except PermissionError as error:
                 refused = refused or error
             deleted = {entry.key for entry in own_entries}
-            stays += [entry.key for entry in batch if (folder / entry.key).key not in deleted]
+            stays += [entry.key for entry in batch if entry.key not in deleted]
         if refused is not None:
             raise refused
         turn.renew()
@@ -236,7 +226,7 @@ def sweep(folder: StoragePath, trash: str) -> bool:
                 len(stays),
                 ", ".join(sorted(stays)[:_NAMED]),
             )
-        return store.delete_version(place.key, turn.generation)
+        return place.delete_version(turn.generation)
     except (StaleGeneration, _TooLate):
         return False
 
@@ -255,7 +245,7 @@ def finish(folder: StoragePath, trash: str, go_on: Callable[[], None] | None) ->
             raise SaveFailed(
                 f"{folder} was being deleted by another process, which did not end within {2 * FREE_S:.0f} s"
             )
-        store_of(folder).sleep(folder.backend.look_every_s)
+        folder.sleep(folder.look_every_s)
 
 
 class _Turn:
@@ -304,22 +294,18 @@ def _noted(
     without_note: Mapping[str, Generation],
     is_wanted: Callable[[Claim], bool],
 ) -> Iterator[Entry]:
-    """Yields the entries whose note is ``is_wanted``, those in ``without_note``, and the mark of a damaged step.
-
-    Their keys are complete.
-    """
-    store = store_of(folder)
+    """Yields the entries whose note is ``is_wanted``, those in ``without_note``, and the mark of a damaged step."""
     wanted_keys: set[str] = set()
 
     def look(entry: Entry) -> None:
-        noted = store.noted((folder / entry.key).key)
+        noted = (folder / entry.key).noted()
         if noted is None or noted.generation != entry.generation:
             return
         by = Claim.noted(noted.note)
         if is_wanted(by) if by is not None else without_note.get(entry.key) == entry.generation:
             wanted_keys.add(entry.key)
 
-    store.at_once(functools.partial(look, entry) for entry in entries if entry.key not in _WITHOUT_NOTE)
+    folder.at_once(functools.partial(look, entry) for entry in entries if entry.key not in _WITHOUT_NOTE)
     for entry in entries:
         if entry.key in wanted_keys or entry.key == layout.DAMAGE_MARK:
-            yield dataclasses.replace(entry, key=(folder / entry.key).key)
+            yield entry

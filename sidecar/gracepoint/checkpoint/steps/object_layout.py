@@ -18,8 +18,7 @@ If a manifest of another save stands in the step, or the step is being deleted, 
 They are moved into the step once the save is durable (``manifest_commit``). One process moves all of them, through its
 memory.
 
-A ``Placement`` is the back end that the writers of one save see. The threads of the writer share it. This module has no
-threads.
+The writers of one save hand each object to a ``Placement``, which their threads share. This module has no threads.
 """
 
 from __future__ import annotations
@@ -27,19 +26,15 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
 from gracepoint.checkpoint.format import layout, ocdbt
 from gracepoint.checkpoint.format.layout import Claim, Temporary, is_claim
 from gracepoint.checkpoint.format.manifest import Manifest, StoredFile
-from gracepoint.checkpoint.memory import ArrayBytes, crc32
-from gracepoint.checkpoint.steps.object_deletion import store_of
-from gracepoint.checkpoint.storage.backend import FlatBackend, Generation, StaleGeneration
+from gracepoint.checkpoint.memory import ArrayBytes, bytes_of, crc32
 from gracepoint.checkpoint.storage.checks import read_checked
-from gracepoint.checkpoint.storage.direct_io import Buffer, Later, checksum_of
-from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checkpoint.storage.storage_path import Generation, StaleGeneration, StoragePath
 from gracepoint.errors import SaveFailed
 
 _LAYOUT_TRIES = 50
@@ -51,7 +46,6 @@ class Placement:
     Args:
         temporary: The save.
         claim: The claim of the save, which also names it in notes.
-        store: The store.
         staged: Whether the step has a manifest of another save, which stays until this save is durable, or is being
             deleted.
 
@@ -59,35 +53,12 @@ class Placement:
         generations: The generation of each object below the step's final name, by path below it.
     """
 
-    def __init__(self, temporary: Temporary, claim: Claim, store: FlatBackend, *, staged: bool) -> None:
+    def __init__(self, temporary: Temporary, claim: Claim, *, staged: bool) -> None:
         self._temporary = temporary
         self._claim = claim
-        self._store = store
         self._staged = staged
         self._lock = threading.Lock()  # one thread at a time claims
         self.generations: dict[str, str] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)  # all methods that do not write
-
-    def write_large(
-        self,
-        key: str,
-        data: ArrayBytes,
-        buffer: Buffer,
-        go_on: Callable[[], None],
-        *,
-        direct: bool,
-        later: Later | None = None,
-    ) -> int:
-        checksum = checksum_of(data, buffer, go_on)
-        self.place(StoragePath(self._store, key).below(self._temporary.target), data, checksum, go_on)
-        return checksum
-
-    def put(self, key: str, data: bytes) -> None:
-        raise TypeError(f"{self._store.url(key)}: the files of a save are written with write_large")
-
-    create = replace = touch = put
 
     def place(self, name: str, data: ArrayBytes, checksum: int, go_on: Callable[[], None]) -> None:
         """Writes the object ``name`` of the step, or stages it.
@@ -102,13 +73,13 @@ class Placement:
                 return
             self._staged = True
         where = self._temporary.path / name
-        found: Generation | None = None
+        staged: Generation | None = None
         for _ in range(_LAYOUT_TRIES):
             try:
-                self._store.write_if(where.key, data, checksum, found, self._claim.note, go_on)
+                where.write_if(data, checksum, staged, self._claim.note, go_on)
             except (FileExistsError, StaleGeneration):  # an earlier run of this save wrote it
-                noted = self._store.noted(where.key)
-                found = None if noted is None else noted.generation
+                noted = where.noted()
+                staged = None if noted is None else noted.generation
             else:
                 return
         raise SaveFailed(f"{where} keeps changing")
@@ -127,9 +98,9 @@ class Placement:
         generation: Generation | None = None
         for _ in range(_LAYOUT_TRIES):
             try:
-                return self._store.write_if(where.key, data, checksum, generation, self._claim.note, go_on)
+                return where.write_if(data, checksum, generation, self._claim.note, go_on)
             except (FileExistsError, StaleGeneration):
-                noted = self._store.noted(where.key)
+                noted = where.noted()
             if noted is None:
                 generation = None  # deleted meanwhile
                 continue
@@ -149,13 +120,12 @@ class Placement:
         """Writes a small object of a committed step, unless it is not Gracepoint's."""
         where = self._temporary.target / name
         generation: Generation | None = None
-        body = ArrayBytes(np.frombuffer(data, np.uint8), np.dtype(np.uint8))
         for _ in range(_LAYOUT_TRIES):
             try:
-                self._store.write_if(where.key, body, crc32(data), generation, self._claim.note, None)
+                where.write_if(bytes_of(data), crc32(data), generation, self._claim.note, None)
                 return
             except (FileExistsError, StaleGeneration):
-                noted = self._store.noted(where.key)
+                noted = where.noted()
             if noted is not None and Claim.noted(noted.note) is None:
                 return
             generation = None if noted is None else noted.generation
@@ -214,12 +184,11 @@ def move(
 
     Returns None if the step was committed meanwhile.
     """
-    store = store_of(temporary.target)
-    placement = Placement(temporary, claim, store, staged=False)
+    placement = Placement(temporary, claim, staged=False)
     moved: dict[str, Generation | None] = {}
 
     def move_one(path: str, file: StoredFile) -> None:
-        noted = store.noted((temporary.target / path).key)
+        noted = (temporary.target / path).noted()
         by = None if noted is None else Claim.noted(noted.note)
         if noted is not None and by is not None and by.is_same(claim):
             moved[path] = noted.generation  # an earlier try has moved it
@@ -231,7 +200,7 @@ def move(
     for batch in _batches(staged):
         if go_on is not None:
             go_on()
-        store.at_once(functools.partial(move_one, path, staged[path]) for path in batch)
+        temporary.target.at_once(functools.partial(move_one, path, staged[path]) for path in batch)
         if None in moved.values():
             return None
     return {path: generation for path, generation in moved.items() if generation is not None}
@@ -259,18 +228,14 @@ def merge_trees(temporary: Temporary, claim: Claim, manifest: Manifest, go_on: C
         for path in manifest.files
         if path.startswith(below) and path.endswith(f"/{ocdbt.MANIFEST}")
     ]
-    item, placement = (
-        temporary.target / manifest.item,
-        Placement(temporary, claim, store_of(temporary.target), staged=False),
-    )
-    noted = placement.noted((item / ocdbt.MANIFEST).key)
+    item, placement = temporary.target / manifest.item, Placement(temporary, claim, staged=False)
+    noted = (item / ocdbt.MANIFEST).noted()
     by = None if noted is None else Claim.noted(noted.note)
     if by is not None and by.is_same(claim):
         return True  # an earlier try has merged them
     files = ocdbt.merged_apart(item, trees)
     for path in sorted(files, key=lambda path: path == ocdbt.MANIFEST):  # the manifest last
-        data = np.frombuffer(files[path], np.uint8)
         name = layout.in_item(manifest.item, path)
-        if placement.put_in_place(name, ArrayBytes(data, data.dtype), crc32(files[path]), go_on) is None:
+        if placement.put_in_place(name, bytes_of(files[path]), crc32(files[path]), go_on) is None:
             return False
     return True

@@ -14,6 +14,7 @@ from typing import Any
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Temporary, is_claim, is_whole
 from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, ManifestPart, StoredFile
+from gracepoint.checkpoint.memory import ArrayBytes
 from gracepoint.checkpoint.storage import storage_path
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew
@@ -38,12 +39,15 @@ class Writing:
         begun_ns: When the save began, in nanoseconds since the epoch. If the store cannot rename, by the store's clock:
             there this time decides which of two saves is the later one.
         generations: See ``DoneRecord``. It grows while the files are written.
+        place: Writes an object where it may be now, in a store that cannot rename. None: files are written to
+            ``folder``. See ``WriteJob``.
     """
 
     folder: StoragePath
     stayed: Callable[[], bool]
     begun_ns: int
     generations: Mapping[str, str]
+    place: Callable[[str, ArrayBytes, int, Callable[[], None]], None] | None = None
 
 
 def done_records(folder: StoragePath) -> list[DoneRecord] | None:

@@ -124,13 +124,13 @@ def by_process_zero(act: Callable[[], str], *, gang: ProcessGroup, key: str, dea
         text = act()
     except Exception as error:
         # Before it is raised here: the other processes wait for this key, until their deadline.
-        gang.broadcast(key, json.dumps(_told(error)), timeout_s=deadline.remaining_s())
+        gang.broadcast(key, json.dumps(_error_message(error)), timeout_s=deadline.remaining_s())
         raise
     gang.broadcast(key, json.dumps([None, text]), timeout_s=deadline.remaining_s())
     return text
 
 
-def _told(error: Exception) -> list[str]:
+def _error_message(error: Exception) -> list[str]:
     if isinstance(error, CheckpointError):
         return [to_word(error), str(error)]
     return [to_word(CheckpointError()), f"process 0: {type(error).__name__}: {error}"]

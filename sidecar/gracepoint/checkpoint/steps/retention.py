@@ -31,8 +31,8 @@ from gracepoint.checkpoint.background_thread import BackgroundThread
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.steps import commit, listing
-from gracepoint.checkpoint.storage import backend, posix
-from gracepoint.checkpoint.storage.storage_path import StoragePath, look_at
+from gracepoint.checkpoint.storage import undeleted
+from gracepoint.checkpoint.storage.storage_path import StoragePath, current_limit, ended_by, look_at
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed, SettingsError
 
@@ -142,7 +142,7 @@ def apply(
             logger.info("step %d is not deleted yet, as it is being read", step)
             continue
         logger.info("deleting step %d: %s", step, retention)
-        with posix.telling(paths.step(step)):  # one that stays must not keep the others
+        with undeleted.deleting(paths.step(step)):  # one that stays must not keep the others
             commit.of(paths).discard(paths.step(step), paths.trash(step, attempt, ordinal), only=looks[step].standing)
 
 
@@ -204,19 +204,19 @@ def reading(paths: Layout, step: int) -> Iterator[None]:
 
     In a store that is far, the block begins while the mark is written.
     """
-    mark, limit, marked = paths.reading_mark(step), backend.current(), False
+    mark, limit, marked = paths.reading_mark(step), current_limit(), False
 
     def touch() -> None:
         nonlocal marked
         try:
-            with backend.ended_by(limit):
+            with ended_by(limit):
                 mark.touch()
             marked = True
         except OSError as error:
             logger.info("%s cannot be marked as being read: %s", paths.step(step), error)
 
     marking = threading.Thread(target=touch, name="gracepoint: reading mark", daemon=True)
-    is_marked = paths.root.backend.is_far
+    is_marked = paths.root.is_far
     if is_marked:
         try:
             marking.start()
@@ -230,7 +230,7 @@ def reading(paths: Layout, step: int) -> Iterator[None]:
         if is_marked:
             marking.join()  # the store's timeout ends it
         if marked:
-            with posix.telling(mark):
+            with undeleted.deleting(mark):
                 mark.delete()
         else:  # it may be there nevertheless: a request can reach the store though its answer was lost
             with contextlib.suppress(OSError):
@@ -350,7 +350,7 @@ class StepCleaner:
                 self._due.append(_Due(restored, ordinal, give_up_old))
 
         # Damage is marked before training continues: the process may end before a thread has done so.
-        if not self._paths.root.backend.is_far or damaged or not tidies or self._sweeps:
+        if not self._paths.root.is_far or damaged or not tidies or self._sweeps:
             work()
             if tidies:
                 self.settle(SETTLES_S)
@@ -441,7 +441,7 @@ class StepCleaner:
     def _recheck(self) -> None:
         """Forgets what somebody else has deleted of what could not be deleted here."""
         top = f"{self._paths.root}/"
-        posix.recheck(lambda path: not path.startswith(top) or (self._paths.root / path[len(top) :]).exists())
+        undeleted.recheck(lambda path: not path.startswith(top) or (self._paths.root / path[len(top) :]).exists())
 
     def _tell_error(self) -> None:
         """Logs why the last deletion has failed, if it has. No error of a deletion fails a save."""

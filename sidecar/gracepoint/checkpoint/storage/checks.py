@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from gracepoint.checkpoint.memory import crc32
-from gracepoint.checkpoint.storage.backend import StaleGeneration
-from gracepoint.checkpoint.storage.storage_path import StoragePath, local_path, sync_folders
+from gracepoint.checkpoint.storage.locations import local_path
+from gracepoint.checkpoint.storage.storage_path import StaleGeneration, StoragePath, sync_folders
 from gracepoint.errors import CheckpointCorrupt
 
 _LOOK_EVERY_S = 0.1
@@ -48,7 +48,7 @@ def check_sizes(folder: StoragePath, sizes_bytes: Mapping[str, int]) -> None:
 
     In a store that is far, the folder is listed.
     """
-    if not folder.backend.is_far:
+    if not folder.is_far:
         for path, size_bytes in sizes_bytes.items():
             check_size(folder / path, size_bytes)
         return
@@ -194,10 +194,10 @@ class Room:
     total_bytes: int
 
 
-def at(path: StoragePath) -> Room | None:
+def room_at(path: StoragePath) -> Room | None:
     """Returns the room of the file system of ``path``, or of its nearest folder that exists. None: it is not known."""
     try:
-        place = path.backend.local_path(path.key)
+        place = os.fspath(path)
     except TypeError:
         return None
     while True:
@@ -233,7 +233,7 @@ def explained(error: BaseException, path: StoragePath, needed_bytes: int | None 
     number = _number(error)
     if number is None:
         return str(error)
-    room = at(path)
+    room = room_at(path)
     sentences = [f"{error}; {_REASONS[number]}. {path}"]
     if needed_bytes is not None:
         sentences.append(f"{needed_bytes} bytes are needed for the whole save, before any compression")

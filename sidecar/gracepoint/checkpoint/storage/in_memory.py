@@ -4,8 +4,9 @@ TensorStore's store has no directories, renames, links or locks. A folder is a p
 ends with a slash marks a folder that may be empty. ``publish`` moves all values in one TensorStore transaction, which
 fails if another thread was faster. So ``renames`` is True, and steps are committed as in a file system.
 
-TensorStore's threads do the work. The values belong to ``backend.shared_context`` and live as long as the process.
-TensorStore keeps no times of values, so they are kept in a dict under a lock.
+``new_context`` makes TensorStore contexts, which all share these values. TensorStore's threads belong to the contexts
+and do the work. The values live as long as the process. TensorStore keeps no times of values, so they are kept in a
+dict under a lock.
 """
 
 from __future__ import annotations
@@ -15,80 +16,147 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Self
 
 import tensorstore as ts
 
 from gracepoint.checkpoint.memory import ArrayBytes, crc32
-from gracepoint.checkpoint.storage.backend import (
+from gracepoint.checkpoint.storage.buffers import BLOCK_BYTES, Buffer, Later
+from gracepoint.checkpoint.storage.storage_path import (
     HOT_BYTES,
     Child,
     Entry,
     Generation,
     StaleGeneration,
+    StoragePath,
     Value,
-    shared_context,
 )
-from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES, Buffer, Later
+from gracepoint.machine import LocalPath
 
 # The store answers at once. The timeout only keeps a defect from hanging the process.
 _TIMEOUT_S = 60.0
 _ATTEMPTS = 100
 
 
-class MemoryBackend:
-    """Values in TensorStore's memory store."""
+# Holds the values of ``memory://``, for the life of the process. Files are not locked, as some file systems have no
+# locks: each file has one writer, or writers of which any may win (``format.ocdbt``), and appears by a rename.
+_SHARED = ts.Context({"memory_key_value_store": {}, "file_io_locking": {"mode": "none"}})
 
-    renames = True
-    is_far = False
-    look_every_s = 0.1
+
+def new_context(resources: dict[str, Any]) -> ts.Context:
+    """Returns a context with its own ``resources``. The ``kvstore_spec`` of every path can be opened in it."""
+    return ts.Context(resources, _SHARED)
+
+
+def read_alone(kvstore: dict[str, Any], timeout_s: float) -> bytes:
+    """Returns the value whose key is all of the path of ``kvstore``, as TensorStore reads it.
+
+    Raises:
+        ValueError: TensorStore cannot read it, or there is no such value.
+        TimeoutError: It took too long.
+    """
+    store = ts.KvStore.open(kvstore, context=new_context({})).result(timeout=timeout_s)
+    result = store.read("").result(timeout=timeout_s)
+    if result.state != "value":
+        raise ValueError(f"it finds no value at {kvstore}")
+    return bytes(result.value)
+
+
+class _MemoryStore:
+    """The values of this process."""
 
     def __init__(self) -> None:
-        self._store = ts.KvStore.open({"driver": "memory"}, context=shared_context()).result(timeout=_TIMEOUT_S)
+        self.store = ts.KvStore.open({"driver": "memory"}, context=_SHARED).result(timeout=_TIMEOUT_S)
         # The generation that a read of a missing value returns. It is the condition "the value does not exist".
-        self._absent = self._store.read("\0").result(timeout=_TIMEOUT_S).stamp.generation
+        self.absent = self.state("\0").stamp.generation
         self._lock = threading.Lock()
         self._times: dict[str, tuple[bytes, float]] = {}  # by key: the generation, and when it was first seen
 
-    def url(self, key: str) -> str:
-        return f"memory://{key}"
+    def state(self, key: str) -> ts.KvStore.ReadResult:
+        """Returns what TensorStore has at ``key``."""
+        return self.store.read(key).result(timeout=_TIMEOUT_S)
 
-    def local_path(self, key: str) -> str:
-        raise TypeError(
-            f"{self.url(key)} is not in a file system: expected a checkpoint directory that is a local path"
-        )
+    def read(self, key: str) -> Value | None:
+        result = self.state(key)
+        return Value(result.value, Generation(result.stamp.generation.hex())) if result.state == "value" else None
 
-    def kvstore_spec(self, key: str) -> dict[str, Any]:
-        return {"driver": "memory", "path": key.lstrip("/")}
+    def write(self, key: str, data: bytes, *, if_equal: bytes | None = None) -> Generation | None:
+        """Returns the generation of the written value. None if the condition does not hold."""
+        written = self.store.write(key, data, if_equal=if_equal).result(timeout=_TIMEOUT_S).generation
+        if not written:
+            return None
+        with self._lock:
+            self._times[key] = written, time.time()
+        return Generation(written.hex())
 
-    def create(self, key: str, data: bytes) -> Generation:
-        written = self._write(key, data, if_equal=self._absent)
+    def keys(self, folder: str) -> list[str]:
+        """Returns all keys in a folder, relative to it. The folder's own mark is included as an empty key."""
+        prefix = f"{folder}/" if folder else ""
+        names = self.store.list(_range(folder), strip_prefix_length=len(prefix.encode())).result(timeout=_TIMEOUT_S)
+        return [key.decode() for key in names]
+
+    def entry(self, key: str, name: str, value: Value) -> Entry:
+        generation = bytes.fromhex(value.generation)
+        with self._lock:
+            times = self._times.get(key)
+            if times is None or times[0] != generation:  # TensorStore's drivers also write values
+                times = self._times[key] = generation, time.time()
+        return Entry(name, len(value.data), value.generation, times[1])
+
+
+_MEMORY = _MemoryStore()
+
+
+class MemoryPath(StoragePath):
+    """A key in this process's memory."""
+
+    __slots__ = ()
+
+    def __init__(self, key: str) -> None:
+        super().__init__(_MEMORY, key)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.key,)
+
+    def at(self, key: str) -> Self:
+        return type(self)(key)
+
+    def __str__(self) -> str:
+        return f"memory://{self.key}"
+
+    def local(self) -> LocalPath:
+        raise TypeError(f"{self} is not in a file system: expected a checkpoint directory that is a local path")
+
+    def kvstore_spec(self) -> dict[str, Any]:
+        return {"driver": "memory", "path": f"{self.key}/".lstrip("/")}
+
+    def create(self, data: bytes) -> Generation:
+        written = _MEMORY.write(self.key, data, if_equal=_MEMORY.absent)
         if written is None:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.url(key))
+            raise self._exists()
         return written
 
-    def read(self, key: str) -> Value:
-        value = self._read(key)
+    def read(self) -> Value:
+        value = _MEMORY.read(self.key)
         if value is None:
-            raise self._missing(key)
+            raise self._missing()
         return value
 
-    def replace(self, key: str, data: bytes, generation: Generation) -> Generation:
-        written = self._write(key, data, if_equal=bytes.fromhex(generation))
+    def replace(self, data: bytes, generation: Generation) -> Generation:
+        written = _MEMORY.write(self.key, data, if_equal=bytes.fromhex(generation))
         if written is None:
-            raise StaleGeneration(errno.ESTALE, "the value was replaced or deleted meanwhile", self.url(key))
+            raise StaleGeneration(errno.ESTALE, "the value was replaced or deleted meanwhile", str(self))
         return written
 
-    def put(self, key: str, data: bytes) -> None:
-        self._write(key, data)
+    def put(self, data: bytes) -> None:
+        _MEMORY.write(self.key, data)
 
-    def touch(self, key: str) -> None:
-        self._write(key, b"")
+    def touch(self) -> None:
+        _MEMORY.write(self.key, b"")
 
     def write_large(
         self,
-        key: str,
         data: ArrayBytes,
         buffer: Buffer,
         go_on: Callable[[], None],
@@ -103,46 +171,33 @@ class MemoryBackend:
             data.copy(offset, block)
             checksum = crc32(block.data, checksum)
             whole[offset : offset + len(block)] = block.data
-        self._write(key, bytes(whole))
+        _MEMORY.write(self.key, bytes(whole))
         return checksum
 
-    def has_direct_io(self, key: str) -> bool:
-        return False
-
-    def volume(self, key: str) -> int:
-        return 0
-
     @contextlib.contextmanager
-    def open(self, key: str) -> Iterator[_ValueReader]:
-        yield _ValueReader(self.read(key).data)
+    def open(self) -> Iterator[_ValueReader]:
+        yield _ValueReader(self.read().data)
 
-    def entry(self, key: str) -> Entry | None:
-        value = self._read(key)
-        return None if value is None else self._entry(key, key, value)
+    def entry(self) -> Entry | None:
+        value = _MEMORY.read(self.key)
+        return None if value is None else _MEMORY.entry(self.key, self.key, value)
 
-    def check_usable(self, key: str) -> None:
+    def delete(self) -> None:
+        _MEMORY.store.write(self.key, None).result(timeout=_TIMEOUT_S)
+
+    def check_usable(self) -> None:
         """Does nothing, as every process may use its own memory."""
 
-    def delete(self, key: str) -> None:
-        self._store.write(key, None).result(timeout=_TIMEOUT_S)
+    def exists(self) -> bool:
+        return _MEMORY.read(self.key) is not None or self.is_folder()
 
-    def delete_version(self, key: str, generation: Generation | None) -> bool:
-        self.delete(key)
-        return True
+    def is_folder(self) -> bool:
+        return bool(_MEMORY.keys(self.key))
 
-    def exists(self, key: str) -> bool:
-        return self._read(key) is not None or self.is_folder(key)
-
-    def is_folder(self, key: str) -> bool:
-        return bool(self._keys(key))
-
-    def is_link(self, key: str) -> bool:
-        return False
-
-    def children(self, key: str) -> list[Child]:
-        keys = self._keys(key)
+    def children(self) -> list[Child]:
+        keys = _MEMORY.keys(self.key)
         if not keys:
-            raise self._missing(key)
+            raise self._missing()
         is_folder: dict[str, bool] = {}
         for below in keys:
             name, slash, _ = below.partition("/")
@@ -150,60 +205,59 @@ class MemoryBackend:
                 is_folder[name] = is_folder.get(name, False) or bool(slash)
         return [Child(name, is_one) for name, is_one in is_folder.items()]
 
-    def entries(self, key: str) -> list[Entry]:
+    def entries(self) -> list[Entry]:
         entries = []
-        for below in self._keys(key):
-            value = None if not below or below.endswith("/") else self._read(_join(key, below))
+        for below in _MEMORY.keys(self.key):
+            key = _join(self.key, below)
+            value = None if not below or below.endswith("/") else _MEMORY.read(key)
             if value is not None:
-                entries.append(self._entry(_join(key, below), below, value))
+                entries.append(_MEMORY.entry(key, below, value))
         return entries
 
-    def last_change_s(self, key: str) -> float:
-        keys = [key, *(_join(key, below) for below in self._keys(key))]
+    def last_change_s(self) -> float:
+        keys = [self.key, *(_join(self.key, below) for below in _MEMORY.keys(self.key))]
         return max(
-            (self._entry(name, name, value).changed_s for name in keys if (value := self._read(name))), default=0.0
+            (_MEMORY.entry(key, key, value).changed_s for key in keys if (value := _MEMORY.read(key))), default=0.0
         )
 
-    def make_folder(self, key: str, *, parents: bool = True, exclusive: bool = False) -> None:
-        if exclusive and self.is_folder(key):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.url(key))
-        if self._write(f"{key}/", b"", if_equal=self._absent) is None and exclusive:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.url(key))
+    def make_folder(self, *, parents: bool = True, exclusive: bool = False) -> None:
+        if exclusive and self.is_folder():
+            raise self._exists()
+        if _MEMORY.write(f"{self.key}/", b"", if_equal=_MEMORY.absent) is None and exclusive:
+            raise self._exists()
 
-    def make_folder_durably(self, key: str) -> None:
-        self.make_folder(key)
+    def make_folder_durably(self) -> None:
+        self.make_folder()
 
-    def delete_folder(self, key: str) -> None:
-        self._store.delete_range(_range(key)).result(timeout=_TIMEOUT_S)
+    def delete_folder(self) -> None:
+        _MEMORY.store.delete_range(_range(self.key)).result(timeout=_TIMEOUT_S)
 
-    def publish(self, source: str, target: str) -> None:
+    def publish(self, target: StoragePath) -> None:
         for _ in range(_ATTEMPTS):
-            if self._publish(source, target):
+            if self._publish(target):
                 return
-        raise OSError(
-            errno.EAGAIN, f"others kept changing {self.url(source)} while it was to be published", self.url(target)
-        )
+        raise OSError(errno.EAGAIN, f"others kept changing {self} while it was to be published", str(target))
 
-    def _publish(self, source: str, target: str) -> bool:
+    def _publish(self, target: StoragePath) -> bool:
         """Moves all values in one transaction. Returns False if another writer changed one of them meanwhile."""
-        mark = self._store.read(f"{target}/").result(timeout=_TIMEOUT_S).stamp.generation
-        is_value = self._store.read(target).result(timeout=_TIMEOUT_S).state == "value"
-        if is_value or any(self._keys(target)):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.url(target))
-        keys = self._keys(source)
+        mark = _MEMORY.state(f"{target.key}/").stamp.generation
+        is_value = _MEMORY.state(target.key).state == "value"
+        if is_value or any(_MEMORY.keys(target.key)):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+        keys = _MEMORY.keys(self.key)
         if not keys:
-            raise self._missing(source)
+            raise self._missing()
         transaction = ts.Transaction(atomic=True)
-        moving = self._store.with_transaction(transaction)
+        moving = _MEMORY.store.with_transaction(transaction)
         # Every caller that publishes to this target or makes that folder writes the mark.
-        writes = [moving.write(f"{target}/", b"", if_equal=mark)]
+        writes = [moving.write(f"{target.key}/", b"", if_equal=mark)]
         for below in keys:
-            value = self._store.read(_join(source, below)).result(timeout=_TIMEOUT_S)
+            value = _MEMORY.state(_join(self.key, below))
             if value.state != "value":
                 return False
             if below:
-                writes.append(moving.write(_join(target, below), value.value))
-            writes.append(moving.write(_join(source, below), None, if_equal=value.stamp.generation))
+                writes.append(moving.write(_join(target.key, below), value.value))
+            writes.append(moving.write(_join(self.key, below), None, if_equal=value.stamp.generation))
         try:
             transaction.commit_async().result(timeout=_TIMEOUT_S)
         except ValueError:  # a condition no longer holds
@@ -211,54 +265,26 @@ class MemoryBackend:
         return True
 
     @contextlib.contextmanager
-    def staying(self, key: str) -> Iterator[Callable[[], bool]]:
-        if not self.is_folder(key):
-            raise self._missing(key)
-        mark = f"{key}/"
-        self._write(mark, b"", if_equal=self._absent)
+    def staying(self) -> Iterator[Callable[[], bool]]:
+        if not self.is_folder():
+            raise self._missing()
+        mark = f"{self.key}/"
+        _MEMORY.write(mark, b"", if_equal=_MEMORY.absent)
         # A folder of the same name that is made later has a mark of another generation.
-        before = self._store.read(mark).result(timeout=_TIMEOUT_S).stamp.generation
-        yield lambda: self._store.read(mark).result(timeout=_TIMEOUT_S).stamp.generation == before
+        before = _MEMORY.state(mark).stamp.generation
+        yield lambda: _MEMORY.state(mark).stamp.generation == before
 
-    def sync(self, keys: Iterable[str]) -> None:
+    def sync(self) -> None:
         """Does nothing, as values in memory do not survive a crash of the process."""
 
-    def at_once(self, acts: Iterable[Callable[[], object]]) -> None:
-        for act in acts:
-            act()
-
-    def now_s(self, key: str) -> float:
+    def now_s(self) -> float:
         return time.time()
 
-    def _missing(self, key: str) -> FileNotFoundError:
-        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.url(key))
+    def _missing(self) -> FileNotFoundError:
+        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self))
 
-    def _read(self, key: str) -> Value | None:
-        result = self._store.read(key).result(timeout=_TIMEOUT_S)
-        return Value(result.value, Generation(result.stamp.generation.hex())) if result.state == "value" else None
-
-    def _write(self, key: str, data: bytes, *, if_equal: bytes | None = None) -> Generation | None:
-        """Returns the generation of the written value. None if the condition does not hold."""
-        written = self._store.write(key, data, if_equal=if_equal).result(timeout=_TIMEOUT_S).generation
-        if not written:
-            return None
-        with self._lock:
-            self._times[key] = written, time.time()
-        return Generation(written.hex())
-
-    def _keys(self, folder: str) -> list[str]:
-        """Returns all keys in a folder, relative to it. The folder's own mark is included as an empty key."""
-        prefix = f"{folder}/" if folder else ""
-        names = self._store.list(_range(folder), strip_prefix_length=len(prefix.encode())).result(timeout=_TIMEOUT_S)
-        return [key.decode() for key in names]
-
-    def _entry(self, key: str, name: str, value: Value) -> Entry:
-        generation = bytes.fromhex(value.generation)
-        with self._lock:
-            times = self._times.get(key)
-            if times is None or times[0] != generation:  # TensorStore's drivers also write values
-                times = self._times[key] = generation, time.time()
-        return Entry(name, len(value.data), value.generation, times[1])
+    def _exists(self) -> FileExistsError:
+        return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self))
 
 
 class _ValueReader:
@@ -280,6 +306,3 @@ def _join(folder: str, below: str) -> str:
 def _range(folder: str) -> ts.KvStore.KeyRange:
     """Returns the range of all keys that begin with the folder and a slash. "0" is the character after the slash."""
     return ts.KvStore.KeyRange(f"{folder}/", f"{folder}0") if folder else ts.KvStore.KeyRange()
-
-
-MEMORY = MemoryBackend()

@@ -3,13 +3,14 @@
 Keys are absolute paths. As a commit is one rename of a folder, ``check_mount`` checks that a mounted file system can
 hold checkpoints. Linux says which file system is mounted where. On other systems only the renames are tried.
 
-The module also notes what could not be deleted, in any store. A deletion that fails never fails a save or a start, but
-it fills the storage. So each is logged once in each start, with path, owner and error, and ``listen`` reports all of
-them.
+``write_large`` writes as fast as the storage allows, and computes the checksum meanwhile. If the file system has direct
+I/O (``O_DIRECT``), writes bypass the page cache. New pages of the cache are slow to allocate, and training may need the
+memory. Direct I/O needs aligned memory. Values that are not aligned are copied into a ``Buffer`` block by block, and
+their checksum is computed while they are in the processor's cache. Without direct I/O (tmpfs, some network file
+systems, macOS), write-back is started early, so that the sync at the end takes little time. With and without direct
+I/O, values in another memory order or type than the stored one are copied through a ``Buffer``.
 
-This module has no threads, and any thread may call everything here. One lock guards the notes, which belong to the
-process: all its checkpointers share them. ``listen``'s function is called by the thread whose deletion changed
-something, without the lock.
+This module has no threads.
 """
 
 from __future__ import annotations
@@ -18,228 +19,47 @@ import contextlib
 import errno
 import fcntl
 import logging
+import mmap
 import os
 import secrets
 import shutil
 import stat
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from gracepoint.checkpoint.storage import direct_io
-from gracepoint.checkpoint.storage.backend import HOT_BYTES, Child, Entry, Generation, StaleGeneration, Value
+import numpy as np
+import numpy.typing as npt
+
+from gracepoint.checkpoint.memory import ArrayBytes, crc32, padded
+from gracepoint.checkpoint.storage import undeleted
+from gracepoint.checkpoint.storage.buffers import ALIGNMENT_BYTES, BLOCK_BYTES, Buffer, Later, UnsyncedFile, block_of
+from gracepoint.checkpoint.storage.storage_path import (
+    HOT_BYTES,
+    Child,
+    Entry,
+    Generation,
+    StaleGeneration,
+    StoragePath,
+    Value,
+)
+from gracepoint.machine import LocalPath
 
 logger = logging.getLogger(__name__)
 
-#: So many paths are kept, as a bucket may have any number of objects.
-_MOST = 1000
+# Size of a part that is copied and then added to the checksum. It stays in the cache of the core between the two
+# steps, and is large enough to be worth releasing the GIL.
+_PART_BYTES = 1 << 18
+# For files up to this size, the page cache costs less than aligning the end of the file.
+_SMALL_BYTES = 1 << 16
 
-_lock = threading.Lock()
-_stays: dict[str, str] = {}  # path -> what is known of it, in the order in which it was found
-_said: set[str] = set()
-_listener: Callable[[list[str]], None] | None = None
-
-
-def failed(path: str, error: OSError) -> None:
-    """Notes that ``path`` could not be deleted."""
-    message = f"{path} cannot be deleted: {error}{_owner(path, error)}"
-    with _lock:
-        is_new = path not in _stays and len(_stays) < _MOST
-        is_unsaid = path not in _said and len(_said) < _MOST
-        if is_new:
-            _stays[path] = message
-        if is_unsaid:
-            _said.add(path)
-    if is_unsaid:
-        logger.warning("%s", message)
-    if is_new:
-        _tell()
-
-
-def gone(path: str) -> None:
-    """Notes that ``path`` is deleted."""
-    if path in _stays:
-        with _lock:
-            _stays.pop(path, None)
-        _tell()
-
-
-def recheck(exists: Callable[[str], bool]) -> None:
-    """Forgets what is not there any more, as somebody else has deleted it."""
-    for path in list(_stays):
-        if not exists(path):
-            gone(path)
-
-
-@contextlib.contextmanager
-def telling(path: object) -> Iterator[None]:
-    """The block deletes ``path``. An ``OSError`` is noted, not raised. What is not there counts as deleted."""
-    try:
-        yield
-    except FileNotFoundError:
-        gone(str(path))
-    except OSError as error:
-        failed(str(path), error)
-    else:
-        gone(str(path))
-
-
-def listen(listener: Callable[[list[str]], None]) -> None:
-    """Has ``listener`` called with all that stays, whenever that changes, and now if anything does."""
-    global _listener
-    _listener = listener
-    if _stays:
-        _tell()
-
-
-def end() -> None:
-    """Forgets everything, the listener too: what comes is another start."""
-    global _listener
-    with _lock:
-        _listener = None
-        _stays.clear()
-        _said.clear()
-
-
-def _tell() -> None:
-    with _lock:
-        stays, listener = list(_stays.values()), _listener
-    if listener is not None:
-        listener(stays)
-
-
-def _owner(path: str, error: OSError) -> str:
-    """Returns who owns what stays, as text, if it is in the local file system."""
-    named = error.filename if isinstance(error.filename, str) else path
-    if not named.startswith("/"):
-        return ""
-    owners = [
-        f"{relation} {_of(status)}"
-        for relation, place in (("it belongs to", named), ("its folder to", os.path.dirname(named)))
-        if (status := _stat(place)) is not None
-    ]
-    return f" ({', '.join([*owners, f'this process is {_user(os.geteuid())}'])})"
-
-
-def _stat(path: str) -> os.stat_result | None:
-    try:
-        return os.lstat(path)
-    except OSError:
-        return None
-
-
-def _of(status: os.stat_result) -> str:
-    return f"{_user(status.st_uid)}, group {status.st_gid}, mode {stat.S_IMODE(status.st_mode):04o}"
-
-
-def _user(uid: int) -> str:
-    try:
-        import pwd  # not on all systems
-
-        return f"user {uid} ({pwd.getpwuid(uid).pw_name})"
-    except (ImportError, KeyError):
-        return f"user {uid}"
-
-
-#: Types of mounts that are buckets, with the scheme of their URIs. A folder there is renamed object by object, or not.
-_BUCKETS = {
-    "fuse.gcsfuse": "gs",
-    "fuse.mountpoint-s3": "s3",
-    "fuse.s3fs": "s3",
-    "fuse.goofys": "s3",
-    "fuse.geesefs": "s3",
-}
-_MOUNTS = Path("/proc/self/mountinfo")
-
-
-def check_mount(folder: str) -> None:
-    """Checks that folders below ``folder``, which exists, can be renamed as a commit needs it.
-
-    Raises:
-        OSError: They cannot. The message says what to use instead.
-    """
-    kind, source = mounted_at(folder)
-    if scheme := _BUCKETS.get(kind):
-        # Some programs give their own name as the source of the mount.
-        tells_bucket = source != kind.removeprefix("fuse.")
-        raise OSError(
-            errno.ENOTSUP,
-            f"{folder} is {f'the bucket {source}' if tells_bucket else 'a bucket'}, mounted as {kind}. A crash in a "
-            f"commit there could lose the save, as a folder is not renamed in one step. Use "
-            f"{f'{scheme}://{source}/...' if tells_bucket else f'its {scheme}:// URI'} in place of the mount",
-        )
-    _check_renames(Path(folder))
-
-
-def mounted_at(folder: str, mounts: Path = _MOUNTS) -> tuple[str, str]:
-    """Returns the type and the source of the mount that holds ``folder``. Empty where the system does not say.
-
-    Args:
-        folder: The folder.
-        mounts: The file in which the system lists its mounts.
-    """
-    try:
-        lines = mounts.read_text().splitlines()
-    except OSError:
-        return "", ""
-    mount, longest = ("", ""), -1
-    real = Path(os.path.realpath(folder))
-    for line in lines:
-        fields, _, rest = line.partition(" - ")
-        # Spaces and some other characters are escaped as octal numbers.
-        point = fields.split()[4].encode().decode("unicode_escape")
-        if real.is_relative_to(point) and len(point) >= longest:  # of two at one point, the later hides the other
-            kind, source = rest.split()[:2]
-            mount, longest = (kind, source), len(point)
-    return mount
-
-
-def _check_renames(folder: Path) -> None:
-    probe = folder / f".gracepoint-probe.{secrets.token_hex(8)}"
-    try:
-        (probe / "from").mkdir(parents=True)
-        (probe / "from" / "file").write_bytes(b"probe")
-        try:
-            os.rename(probe / "from", probe / "to")
-        except OSError as error:
-            raise OSError(
-                error.errno,
-                f"{folder}: this file system does not rename a folder with a file in it ({error.strerror}), so no "
-                "save could be committed. If it is a bucket, use its gs:// or s3:// URI in place of the mount",
-            ) from error
-    finally:
-        with telling(probe):
-            shutil.rmtree(probe)
-
-
-#: For one request the kernel reads no more than the device's window of read-ahead, whatever was asked for. 128 KiB is
-#: the default window of disks and of network file systems; larger ones only make the requests of a file overlap less.
-_PIECE_BYTES = 128 << 10
-
-
-def advise_read_ahead(key: str) -> None:
-    """Asks the system to read a whole file into the page cache. Waits only while the device takes no more requests.
-
-    Does nothing where the system takes no such advice (macOS).
-
-    Args:
-        key: The path of the file.
-
-    Raises:
-        OSError: The file cannot be opened.
-    """
-    if sys.platform != "linux":
-        return
-    descriptor = os.open(key, os.O_RDONLY)
-    try:
-        for offset in range(0, os.fstat(descriptor).st_size, _PIECE_BYTES):
-            os.posix_fadvise(descriptor, offset, _PIECE_BYTES, os.POSIX_FADV_WILLNEED)
-    finally:
-        os.close(descriptor)
-
+_OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+# 0: the system has no direct I/O.
+_DIRECT: int = getattr(os, "O_DIRECT", 0)
+# Errors of a file system that has no direct I/O, or none for memory of this alignment.
+_REFUSALS = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 
 #: How often the deletion of a folder is tried while others write to it.
 _DELETES = 3
@@ -249,24 +69,34 @@ _LOOK_EVERY_S = 0.05
 _lockable: set[int] = set()  # the descriptors of folders that are locked, or are about to be
 
 
-class PosixBackend:
-    """The local file system, and all file systems that are mounted in it."""
+class PosixPath(StoragePath):
+    """A path in the local file system, and in all file systems that are mounted in it."""
 
-    renames = True
-    is_far = False
-    look_every_s = 0.1
+    __slots__ = ()
 
-    def url(self, key: str) -> str:
-        return key
+    def __init__(self, key: str) -> None:
+        super().__init__(PosixPath, key)  # all paths are in one store
 
-    def local_path(self, key: str) -> str:
-        return key
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.key,)
 
-    def kvstore_spec(self, key: str) -> dict[str, Any]:
-        return {"driver": "file", "path": key}
+    def at(self, key: str) -> Self:
+        return type(self)(key)
 
-    def create(self, key: str, data: bytes) -> Generation:
-        path = Path(key)
+    def __str__(self) -> str:
+        return self.key
+
+    def local(self) -> LocalPath:
+        return LocalPath(self.key)
+
+    def for_users(self) -> LocalPath:
+        return LocalPath(self.key)
+
+    def kvstore_spec(self) -> dict[str, Any]:
+        return {"driver": "file", "path": f"{self.key}/"}
+
+    def create(self, data: bytes) -> Generation:
+        path = Path(self.key)
         partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
         try:
             partial.write_bytes(data)
@@ -277,12 +107,12 @@ class PosixBackend:
         finally:
             partial.unlink(missing_ok=True)
 
-    def read(self, key: str) -> Value:
-        with _nothing_below_files(key), Path(key).open("rb") as file:
+    def read(self) -> Value:
+        with _nothing_below_files(self.key), Path(self.key).open("rb") as file:
             return Value(file.read(), _generation(os.fstat(file.fileno())))
 
-    def replace(self, key: str, data: bytes, generation: Generation) -> Generation:
-        path = Path(key)
+    def replace(self, data: bytes, generation: Generation) -> Generation:
+        path = Path(self.key)
         partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
         try:
             partial.write_bytes(data)
@@ -290,18 +120,18 @@ class PosixBackend:
                 try:
                     current = _generation(os.stat(path))
                 except FileNotFoundError:
-                    raise StaleGeneration(errno.ESTALE, "the file was deleted meanwhile", key) from None
+                    raise StaleGeneration(errno.ESTALE, "the file was deleted meanwhile", self.key) from None
                 if current != generation:
-                    raise StaleGeneration(errno.ESTALE, "another process has replaced the file", key)
+                    raise StaleGeneration(errno.ESTALE, "another process has replaced the file", self.key)
                 written = _generation(os.stat(partial))
                 os.replace(partial, path)
             return written
         finally:
             partial.unlink(missing_ok=True)
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, data: bytes) -> None:
         # The temporary name is random, as pods in the host's network share host names and process ids.
-        path = Path(key)
+        path = Path(self.key)
         partial = f".{path.name}.partial-{secrets.token_hex(8)}"
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -320,65 +150,109 @@ class PosixBackend:
         finally:
             os.close(folder)
 
-    def touch(self, key: str) -> None:
-        Path(key).write_bytes(b"")
+    def touch(self) -> None:
+        Path(self.key).write_bytes(b"")
 
-    write_large = staticmethod(direct_io.write_file)
-    read_ahead = staticmethod(advise_read_ahead)
+    def write_large(
+        self,
+        data: ArrayBytes,
+        buffer: Buffer,
+        go_on: Callable[[], None],
+        *,
+        direct: bool,
+        later: Later | None = None,
+    ) -> int:
+        direct = direct and len(data) > _SMALL_BYTES
+        try:
+            descriptor = os.open(self.key, _OPEN_NEW | (_DIRECT if direct else 0), 0o644)
+            try:
+                write = _write_directly if direct else _write_through_cache
+                checksum = write(descriptor, data, buffer, go_on)
+            except BaseException:
+                os.close(descriptor)
+                raise
+        except OSError as error:
+            if error.filename is None:
+                error.filename = self.key
+            raise
+        file = UnsyncedFile(self.key, descriptor)
+        if later is None:
+            file.sync()
+        else:
+            later(file)
+        return checksum
 
-    def has_direct_io(self, key: str) -> bool:
-        return direct_io.has_direct_io(Path(key))
+    def has_direct_io(self) -> bool:
+        """Writes and removes a file. If a file system also accepts unaligned memory, the result is False: it keeps
+        pages of its own.
 
-    def volume(self, key: str) -> int:
-        return os.stat(key).st_dev
+        Raises:
+            OSError: Nothing can be written there.
+        """
+        if not _DIRECT:
+            return False
+        probe = Path(self.key) / f".gracepoint-direct.{secrets.token_hex(8)}"
+        memory = np.frombuffer(mmap.mmap(-1, 2 * ALIGNMENT_BYTES), np.uint8)
+        try:
+            descriptor = os.open(probe, _OPEN_NEW | _DIRECT, 0o644)
+            try:
+                return _takes(descriptor, memory[:ALIGNMENT_BYTES].data) and not _takes(descriptor, memory[1:-1].data)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            if error.errno not in _REFUSALS:
+                raise
+            return False
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                probe.unlink()  # Linux makes the file before it refuses the flag
+
+    def volume(self) -> int:
+        return os.stat(self.key).st_dev
 
     @contextlib.contextmanager
-    def open(self, key: str) -> Iterator[_FileReader]:
-        with _nothing_below_files(key):
-            descriptor = os.open(key, os.O_RDONLY)
+    def open(self) -> Iterator[_FileReader]:
+        with _nothing_below_files(self.key):
+            descriptor = os.open(self.key, os.O_RDONLY)
         try:
             yield _FileReader(descriptor)
         finally:
             os.close(descriptor)
 
-    def entry(self, key: str) -> Entry | None:
+    def entry(self) -> Entry | None:
         try:
-            status = os.stat(key)
+            status = os.stat(self.key)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return None if stat.S_ISDIR(status.st_mode) else _entry(key, status)
+        return None if stat.S_ISDIR(status.st_mode) else _entry(self.key, status)
 
-    def check_usable(self, key: str) -> None:
-        check_mount(key)
+    def check_usable(self) -> None:
+        check_mount(self.key)
 
-    def delete(self, key: str) -> None:
-        Path(key).unlink(missing_ok=True)
+    def delete(self) -> None:
+        Path(self.key).unlink(missing_ok=True)
 
-    def delete_version(self, key: str, generation: Generation | None) -> bool:
-        self.delete(key)
-        return True
+    def exists(self) -> bool:
+        return os.path.lexists(self.key)
 
-    def exists(self, key: str) -> bool:
-        return os.path.lexists(key)
+    def is_folder(self) -> bool:
+        return os.path.isdir(self.key)
 
-    def is_folder(self, key: str) -> bool:
-        return os.path.isdir(key)
+    def is_link(self) -> bool:
+        return os.path.islink(self.key)
 
-    def is_link(self, key: str) -> bool:
-        return os.path.islink(key)
-
-    def children(self, key: str) -> list[Child]:
+    def children(self) -> list[Child]:
         children = []
-        with _nothing_below_files(key):
-            paths = list(Path(key).iterdir())
+        with _nothing_below_files(self.key):
+            paths = list(Path(self.key).iterdir())
         for path in paths:
             is_link = path.is_symlink()
             children.append(Child(path.name, path.is_dir() and not is_link, is_link))
         return children
 
-    def entries(self, key: str) -> list[Entry]:
+    def entries(self) -> list[Entry]:
         entries = []
-        for directory, _, names in os.walk(key):
+        for directory, _, names in os.walk(self.key):
             for name in names:
                 path = os.path.join(directory, name)
                 try:
@@ -386,15 +260,15 @@ class PosixBackend:
                 except FileNotFoundError:
                     continue
                 if stat.S_ISREG(status.st_mode):
-                    entries.append(_entry(os.path.relpath(path, key), status))
+                    entries.append(_entry(os.path.relpath(path, self.key), status))
         return entries
 
-    def last_change_s(self, key: str) -> float:
+    def last_change_s(self) -> float:
         try:
-            newest = os.stat(key).st_mtime
+            newest = os.stat(self.key).st_mtime
         except (FileNotFoundError, NotADirectoryError):
             return 0.0
-        for directory, _, names in os.walk(key):
+        for directory, _, names in os.walk(self.key):
             for path in [directory, *(os.path.join(directory, name) for name in names)]:
                 try:
                     newest = max(newest, os.lstat(path).st_mtime)
@@ -402,24 +276,25 @@ class PosixBackend:
                     continue  # renamed or deleted: the time of its folder shows it
         return newest
 
-    def make_folder(self, key: str, *, parents: bool = True, exclusive: bool = False) -> None:
-        Path(key).mkdir(parents=parents, exist_ok=not exclusive)
+    def make_folder(self, *, parents: bool = True, exclusive: bool = False) -> None:
+        Path(self.key).mkdir(parents=parents, exist_ok=not exclusive)
 
-    def make_folder_durably(self, key: str) -> None:
-        path = Path(key)
+    def make_folder_durably(self) -> None:
+        path = Path(self.key)
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
-        self.sync(sorted({str(folder.parent) for folder in missing}))
+        for folder in sorted({str(folder.parent) for folder in missing}):
+            _sync(folder)
 
-    def delete_folder(self, key: str) -> None:
+    def delete_folder(self) -> None:
         for _ in range(_DELETES):
-            stays = self._delete_folder(key)
+            stays = self._delete_folder()
             if not any(error.errno == errno.ENOTEMPTY for error in stays):
                 break  # otherwise somebody has written to it meanwhile
         if stays:
             raise stays[0]
 
-    def _delete_folder(self, key: str) -> list[OSError]:
+    def _delete_folder(self) -> list[OSError]:
         """Returns the errors of what stays."""
         stays: list[OSError] = []
 
@@ -431,29 +306,29 @@ class PosixBackend:
                 stays.append(error)
 
         if sys.version_info >= (3, 12):
-            shutil.rmtree(key, onexc=note)
+            shutil.rmtree(self.key, onexc=note)
         else:
-            shutil.rmtree(key, onerror=note)
+            shutil.rmtree(self.key, onerror=note)
         return stays
 
-    def publish(self, source: str, target: str) -> None:
+    def publish(self, target: StoragePath) -> None:
         try:
-            os.rename(source, target)
+            os.rename(self.key, target.key)
         except OSError as error:
             if error.errno == errno.ENOTEMPTY:  # some file systems return this, and others EEXIST
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from error
-            if error.errno == errno.ENOTDIR and os.path.lexists(target):  # a file or a symbolic link has the name
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from error
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target.key) from error
+            if error.errno == errno.ENOTDIR and os.path.lexists(target.key):  # a file or a symbolic link has the name
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target.key) from error
             raise
 
     @contextlib.contextmanager
-    def staying(self, key: str) -> Iterator[Callable[[], bool]]:
+    def staying(self) -> Iterator[Callable[[], bool]]:
         # The folder is kept open, as some file systems assign another inode number to a folder that nobody uses.
-        descriptor = os.open(key, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(self.key, os.O_RDONLY | os.O_DIRECTORY)
 
         def stayed() -> bool:
             try:
-                return os.path.samestat(os.fstat(descriptor), os.stat(key))
+                return os.path.samestat(os.fstat(descriptor), os.stat(self.key))
             except FileNotFoundError:
                 return False
 
@@ -462,22 +337,13 @@ class PosixBackend:
         finally:
             os.close(descriptor)
 
-    def sync(self, keys: Iterable[str]) -> None:
-        for key in keys:
-            descriptor = os.open(key, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+    def sync(self) -> None:
+        _sync(self.key)
 
-    def at_once(self, acts: Iterable[Callable[[], object]]) -> None:
-        for act in acts:
-            act()
-
-    def now_s(self, key: str) -> float:
+    def now_s(self) -> float:
         # The clock of the file server dates its files. A hidden file shows the time. If a crash leaves it, a later
         # start deletes it (``steps.retention``).
-        probe = Path(key) / f".gracepoint-now.{os.uname().nodename}.{os.getpid()}.{secrets.token_hex(4)}"
+        probe = Path(self.key) / f".gracepoint-now.{os.uname().nodename}.{os.getpid()}.{secrets.token_hex(4)}"
         try:
             probe.write_bytes(b"")
             return probe.stat().st_mtime
@@ -485,7 +351,82 @@ class PosixBackend:
             probe.unlink(missing_ok=True)
 
 
-POSIX = PosixBackend()
+def _write_directly(descriptor: int, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None]) -> int:
+    is_aligned = data.in_place is not None and data.in_place.ctypes.data % ALIGNMENT_BYTES == 0
+    checksum = 0
+    for offset in range(0, len(data), BLOCK_BYTES):
+        go_on()
+        size_bytes = min(BLOCK_BYTES, len(data) - offset)
+        if is_aligned and size_bytes % ALIGNMENT_BYTES == 0:
+            block = block_of(data, offset, buffer)
+            checksum = crc32(block.data, checksum)
+        else:
+            block, checksum = _copied(data, offset, size_bytes, buffer.bytes, checksum)
+        _write_block(descriptor, block, offset)
+    if len(data) % ALIGNMENT_BYTES:
+        os.ftruncate(descriptor, len(data))
+    return checksum
+
+
+def _copied(
+    data: ArrayBytes, offset: int, size_bytes: int, memory: npt.NDArray[np.uint8], checksum: int
+) -> tuple[npt.NDArray[np.uint8], int]:
+    """Copies a block into ``memory``. Returns it padded with zeros to the alignment, and the updated checksum."""
+    # Values in another memory order are traversed several times if they are copied in smaller parts.
+    part_bytes = _PART_BYTES if data.in_place is not None else BLOCK_BYTES
+    for first in range(0, size_bytes, part_bytes):
+        part = memory[first : min(first + part_bytes, size_bytes)]
+        data.copy(offset + first, part)
+        checksum = crc32(part.data, checksum)
+    aligned_bytes = padded(size_bytes, ALIGNMENT_BYTES)
+    memory[size_bytes:aligned_bytes] = 0
+    return memory[:aligned_bytes], checksum
+
+
+def _write_block(descriptor: int, block: npt.NDArray[np.uint8], offset: int) -> None:
+    written_bytes = 0
+    while written_bytes < len(block):
+        try:
+            count = os.pwrite(descriptor, block[written_bytes:].data, offset + written_bytes)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not _is_direct(descriptor):
+                raise
+            count = 0
+        written_bytes += count
+        if written_bytes % ALIGNMENT_BYTES or count == 0:
+            # Near a limit, less than a block is written, or nothing. The page cache takes the rest, or an
+            # error says why it cannot.
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~_DIRECT)
+
+
+def _is_direct(descriptor: int) -> bool:
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & _DIRECT)
+
+
+def _write_through_cache(descriptor: int, data: ArrayBytes, buffer: Buffer, go_on: Callable[[], None]) -> int:
+    checksum = 0
+    for offset in range(0, len(data), BLOCK_BYTES):
+        go_on()
+        block = block_of(data, offset, buffer).data
+        for first in range(0, len(block), _PART_BYTES):
+            hot = block[first : first + _PART_BYTES]
+            checksum = crc32(hot, checksum)
+            written_bytes = 0
+            while written_bytes < len(hot):
+                written_bytes += os.pwrite(descriptor, hot[written_bytes:], offset + first + written_bytes)
+        if len(data) > BLOCK_BYTES and sys.platform == "linux":
+            # With this advice Linux starts to write back these pages, and does not wait for it.
+            os.posix_fadvise(descriptor, offset, len(block), os.POSIX_FADV_DONTNEED)
+    return checksum
+
+
+def _takes(descriptor: int, data: memoryview) -> bool:
+    try:
+        return os.pwrite(descriptor, data[:ALIGNMENT_BYTES], 0) == ALIGNMENT_BYTES
+    except OSError as error:
+        if error.errno not in _REFUSALS:
+            raise
+        return False
 
 
 class _FileReader:
@@ -505,6 +446,14 @@ def _generation(status: os.stat_result) -> Generation:
 
 def _entry(key: str, status: os.stat_result) -> Entry:
     return Entry(key, status.st_size, _generation(status), status.st_mtime)
+
+
+def _sync(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -583,3 +532,100 @@ def _put_first(partial: Path, path: Path) -> None:
     except OSError:
         path.unlink(missing_ok=True)
         raise
+
+
+#: Types of mounts that are buckets, with the scheme of their URIs. A folder there is renamed object by object, or not.
+_BUCKETS = {
+    "fuse.gcsfuse": "gs",
+    "fuse.mountpoint-s3": "s3",
+    "fuse.s3fs": "s3",
+    "fuse.goofys": "s3",
+    "fuse.geesefs": "s3",
+}
+_MOUNTS = Path("/proc/self/mountinfo")
+
+
+def check_mount(folder: str) -> None:
+    """Checks that folders below ``folder``, which exists, can be renamed as a commit needs it.
+
+    Raises:
+        OSError: They cannot. The message says what to use instead.
+    """
+    kind, source = mounted_at(folder)
+    if scheme := _BUCKETS.get(kind):
+        # Some programs give their own name as the source of the mount.
+        tells_bucket = source != kind.removeprefix("fuse.")
+        raise OSError(
+            errno.ENOTSUP,
+            f"{folder} is {f'the bucket {source}' if tells_bucket else 'a bucket'}, mounted as {kind}. A crash in a "
+            f"commit there could lose the save, as a folder is not renamed in one step. Use "
+            f"{f'{scheme}://{source}/...' if tells_bucket else f'its {scheme}:// URI'} in place of the mount",
+        )
+    _check_renames(Path(folder))
+
+
+def mounted_at(folder: str, mounts: Path = _MOUNTS) -> tuple[str, str]:
+    """Returns the type and the source of the mount that holds ``folder``. Empty where the system does not say.
+
+    Args:
+        folder: The folder.
+        mounts: The file in which the system lists its mounts.
+    """
+    try:
+        lines = mounts.read_text().splitlines()
+    except OSError:
+        return "", ""
+    mount, longest = ("", ""), -1
+    real = Path(os.path.realpath(folder))
+    for line in lines:
+        fields, _, rest = line.partition(" - ")
+        # Spaces and some other characters are escaped as octal numbers.
+        point = fields.split()[4].encode().decode("unicode_escape")
+        if real.is_relative_to(point) and len(point) >= longest:  # of two at one point, the later hides the other
+            kind, source = rest.split()[:2]
+            mount, longest = (kind, source), len(point)
+    return mount
+
+
+def _check_renames(folder: Path) -> None:
+    probe = folder / f".gracepoint-probe.{secrets.token_hex(8)}"
+    try:
+        (probe / "from").mkdir(parents=True)
+        (probe / "from" / "file").write_bytes(b"probe")
+        try:
+            os.rename(probe / "from", probe / "to")
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"{folder}: this file system does not rename a folder with a file in it ({error.strerror}), so no "
+                "save could be committed. If it is a bucket, use its gs:// or s3:// URI in place of the mount",
+            ) from error
+    finally:
+        with undeleted.deleting(probe):
+            shutil.rmtree(probe)
+
+
+#: For one request the kernel reads no more than the device's window of read-ahead, whatever was asked for. 128 KiB is
+#: the default window of disks and of network file systems; larger ones only make the requests of a file overlap less.
+_PIECE_BYTES = 128 << 10
+
+
+def advise_read_ahead(key: str) -> None:
+    """Asks the system to read a whole file into the page cache. Waits only while the device takes no more requests.
+
+    Does nothing where the system takes no such advice (macOS).
+
+    Args:
+        key: The path of the file.
+
+    Raises:
+        OSError: The file cannot be opened.
+    """
+    if sys.platform != "linux":
+        return
+    descriptor = os.open(key, os.O_RDONLY)
+    try:
+        for offset in range(0, os.fstat(descriptor).st_size, _PIECE_BYTES):
+            os.posix_fadvise(descriptor, offset, _PIECE_BYTES, os.POSIX_FADV_WILLNEED)
+    finally:
+        os.close(descriptor)

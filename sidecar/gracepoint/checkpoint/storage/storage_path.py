@@ -1,7 +1,17 @@
-"""A location in a store: the back end, and the key of a value or folder in it.
+"""A location in a store, and all that can be done there. File systems, buckets and memory implement it.
 
-All modules of the engine use ``StoragePath`` for locations, and access the store through it. Only ``storage_path``
-makes one from a location that a user gives. Paths are immutable and have no state.
+A store keeps **values** under keys, which are names joined by slashes. A **folder** is all values whose keys begin with
+the folder's key and a slash. A file system has real directories for this; a bucket has only prefixes. A
+``StoragePath`` is a key in one store. All modules of the engine use it for locations, and access the store through it.
+Paths are immutable and have no state. ``locations`` makes one from what a user gives.
+
+Every method may be called from any thread, and from any process that shares the store. Nobody owns a value: concurrent
+writers of one value use the conditional methods. All stores raise the built-in errors ``FileNotFoundError``,
+``FileExistsError`` and ``OSError``.
+
+``ended_by`` ends the requests of a block of code when its time is over, without each function passing a deadline on.
+The limit belongs to the thread that sets it. Stores that make requests ask for it in the thread that calls them
+(``current_limit``), and pass it on to the threads that they start.
 
 The functions at the end look at or read many locations at once, as each may take a round trip and little bandwidth.
 ``look_at`` uses the threads of the store. ``read_all`` and ``read_existing`` read in the calling thread and in
@@ -12,65 +22,174 @@ about to end, the threads that exist read all files.
 
 from __future__ import annotations
 
+import abc
+import contextlib
+import dataclasses
 import functools
 import itertools
 import logging
-import os
-import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING, Any, ClassVar, NewType, Protocol, Self, TypeVar
 
-from gracepoint.arguments import shown
-from gracepoint.checkpoint.storage import backend, posix
-from gracepoint.checkpoint.storage.backend import Backend, Child, Entry, Generation, Reader, Value
-from gracepoint.checkpoint.storage.posix import POSIX
-from gracepoint.errors import CheckpointRefused, SettingsError
-from gracepoint.machine import LocalPath as LocalPath
-from gracepoint.settings import location
+from gracepoint.machine import LocalPath
 
-#: A location as users give it.
-UserPath = str | os.PathLike[str]
+if TYPE_CHECKING:
+    from gracepoint.checkpoint.memory import ArrayBytes
+    from gracepoint.checkpoint.storage.buffers import Buffer, Later
+
+logger = logging.getLogger(__name__)
+
+#: Identifies one version of a value. It changes with every write.
+Generation = NewType("Generation", str)
 
 
-class StoragePath:
+#: Bytes of a value that are still in the cache of the core when their checksum is computed.
+HOT_BYTES = 1 << 20
+
+
+class StaleGeneration(OSError):
+    """A value no longer has the expected generation: another writer replaced or deleted it."""
+
+
+class NotAdmitted(OSError):
+    """A store does not know who this process is, or the process may not read there.
+
+    Its credentials are missing, wrong, expired or not sufficient. The error says nothing about what may be written:
+    ``checks.must_not_write`` is False for it.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """A value that was read.
+
+    Attributes:
+        data: The bytes of the value.
+        generation: The version of the value.
+    """
+
+    data: bytes
+    generation: Generation
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What a store reports about a value without reading it.
+
+    Attributes:
+        key: Key of the value. In a listing, it is relative to the listed folder.
+        bytes: Size of the value.
+        generation: The version of the value.
+        changed_s: Time of the last write, in seconds since the epoch by the store's clock.
+    """
+
+    key: str
+    bytes: int
+    generation: Generation
+    changed_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Child:
+    """A name directly below a folder.
+
+    Attributes:
+        name: The name, which contains no slash.
+        is_folder: True for folders. False for values and for symbolic links, which are never followed.
+        is_link: True for symbolic links.
+    """
+
+    name: str
+    is_folder: bool
+    is_link: bool = False
+
+
+class Reader(Protocol):
+    """An open value, of which ranges can be read.
+
+    Attributes:
+        size_bytes: Size of the value when it was opened.
+        best_bytes: How many bytes a caller of ``read_into`` should ask for at once. It is more than a few MiB only if
+            the bytes are read in parallel.
+    """
+
+    size_bytes: int
+    best_bytes: int
+
+    def read_into(self, out: memoryview, offset: int) -> int:
+        """Reads bytes from ``offset`` into ``out``. Returns the number of bytes read, 0 at the end of the value.
+
+        Raises:
+            StaleGeneration: The value was replaced or deleted, and the store does not keep what was opened.
+            OSError: The value cannot be read.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Noted:
+    """What a store that cannot rename knows of a value.
+
+    Attributes:
+        generation: The version of the value.
+        note: What its writer left with it. Empty if it left nothing.
+    """
+
+    generation: Generation
+    note: str
+
+
+class StoragePath(abc.ABC):
     """A location in a store.
 
     Attributes:
-        backend: The store.
+        store: The store. Two locations are equal only in the same store.
         key: The complete key in the store, without a slash at its end.
+        renames: True if ``publish`` renames folders atomically, ``make_folder`` makes them, and ``staying`` notices
+            when one is gone. Steps are then committed by a rename. False if folders are only prefixes of names. Steps
+            are then committed by their manifest, and only ``create``, ``replace``, ``put`` and ``write_if`` write
+            values.
+        is_far: True if everything that is asked takes a round trip over a network. Then several looks are made at once,
+            small values are read ahead, and what can wait is left to a thread.
+        look_every_s: Seconds between two looks at what another process may write. Looks at some stores cost money.
     """
 
-    __slots__ = ("backend", "key")
+    __slots__ = ("key", "store")
 
-    def __init__(self, backend: Backend, key: str) -> None:
-        self.backend = backend
+    renames: ClassVar[bool] = True
+    is_far: ClassVar[bool] = False
+    look_every_s: ClassVar[float] = 0.1
+
+    def __init__(self, store: object, key: str) -> None:
+        self.store = store
         self.key = key
 
-    def __truediv__(self, name: str) -> StoragePath:
+    # Locations.
+
+    def at(self, key: str) -> Self:
+        """Returns the location of another key in the same store."""
+        return type(self)(self.store, key)
+
+    def __truediv__(self, name: str) -> Self:
         """Returns the location of ``name`` in this folder. For an empty name, returns the folder itself."""
         if not name:
             return self
-        return StoragePath(self.backend, f"{self.key.rstrip('/')}/{name}" if self.key else name)
+        return self.at(f"{self.key.rstrip('/')}/{name}" if self.key else name)
 
+    @abc.abstractmethod
     def __str__(self) -> str:
-        return self.backend.url(self.key)
+        """Returns the location in the form that users write and messages show."""
 
     def __repr__(self) -> str:
         return f"StoragePath({str(self)!r})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the location: another process opens the store by itself."""
-        return from_text, (str(self),)
-
     def __fspath__(self) -> str:
-        return self.backend.local_path(self.key)
+        return str(self.local())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, StoragePath) and (self.backend, self.key) == (other.backend, other.key)
+        return isinstance(other, StoragePath) and (self.store, self.key) == (other.store, other.key)
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -84,12 +203,12 @@ class StoragePath:
         return self.key.rpartition("/")[2]
 
     @property
-    def parent(self) -> StoragePath:
+    def parent(self) -> Self:
         """The folder above. The top of the store is its own parent."""
         above, slash, _ = self.key.rpartition("/")
-        return StoragePath(self.backend, above or slash)
+        return self.at(above or slash)
 
-    def with_name(self, name: str) -> StoragePath:
+    def with_name(self, name: str) -> Self:
         return self.parent / name
 
     def below(self, top: StoragePath) -> str:
@@ -99,7 +218,7 @@ class StoragePath:
             ValueError: The location is not below ``top``.
         """
         prefix = f"{top.key.rstrip('/')}/" if top.key else ""
-        if self.backend is not top.backend or not self.key.startswith(prefix):
+        if self.store is not top.store or not self.key.startswith(prefix):
             raise ValueError(f"{self} is not below {top}")
         return self.key.removeprefix(prefix)
 
@@ -117,103 +236,297 @@ class StoragePath:
                 return
         raise ValueError(f"{self} is not below {top}")
 
-    def for_users(self) -> LocalPath | str:
-        """Returns the location in the type that public results use: a path, or a URI."""
-        return LocalPath(self.key) if self.backend is POSIX else str(self)
-
     def local(self) -> LocalPath:
         """Returns the path in the local file system.
 
         Raises:
             TypeError: The store is not a file system.
         """
-        return LocalPath(self.backend.local_path(self.key))
+        raise TypeError(f"{self} is not in a file system: expected a local path")
 
+    def for_users(self) -> LocalPath | str:
+        """Returns the location in the type that public results use: a path, or a URI."""
+        return str(self)
+
+    @abc.abstractmethod
     def kvstore_spec(self) -> dict[str, Any]:
-        """Returns TensorStore's spec of the values in this folder."""
-        return self.backend.kvstore_spec(f"{self.key}/")
+        """Returns TensorStore's key-value store spec of all values in this folder.
 
-    # ``Backend`` documents these methods.
+        It can be opened in contexts that ``in_memory.new_context`` makes.
+        """
 
+    @property
+    def tensorstore_error(self) -> str | None:
+        """Why TensorStore cannot read from the store. None: it can, or that is not known."""
+        return None
+
+    # One value.
+
+    @abc.abstractmethod
     def create(self, data: bytes) -> Generation:
-        return self.backend.create(self.key, data)
+        """Writes the value if there is none. If several callers do so at once, one succeeds.
 
+        The value becomes visible immediately and as a whole. In a file system, a crash of the machine may lose it.
+
+        Raises:
+            FileExistsError: There is a value.
+        """
+
+    @abc.abstractmethod
     def read(self) -> Value:
-        return self.backend.read(self.key)
+        """Returns the value with its generation.
+
+        Raises:
+            FileNotFoundError: The value does not exist.
+        """
 
     def read_bytes(self) -> bytes:
-        return self.backend.read(self.key).data
+        return self.read().data
 
+    @abc.abstractmethod
     def replace(self, data: bytes, generation: Generation) -> Generation:
-        return self.backend.replace(self.key, data, generation)
+        """Replaces the value if it still has ``generation``. If several callers do so at once, one succeeds.
 
+        The value becomes visible immediately and as a whole. In a file system, a crash of the machine may lose it.
+
+        Raises:
+            StaleGeneration: The value has another generation, or was deleted.
+        """
+
+    @abc.abstractmethod
     def put(self, data: bytes) -> None:
-        self.backend.put(self.key, data)
+        """Writes the value, even if there is one already. It becomes visible as a whole, and is durable on return.
 
+        Several processes may write the same value at once. The folder may be published meanwhile. The value is then in
+        the published folder.
+
+        Raises:
+            FileNotFoundError: The folder does not exist, and the store has real directories.
+        """
+
+    @abc.abstractmethod
     def touch(self) -> None:
-        self.backend.touch(self.key)
+        """Writes an empty value, even if there is a value already. A crash may lose it."""
+
+    @abc.abstractmethod
+    def write_large(
+        self,
+        data: ArrayBytes,
+        buffer: Buffer,
+        go_on: Callable[[], None],
+        *,
+        direct: bool,
+        later: Later | None = None,
+    ) -> int:
+        """Writes the value from memory. Returns the CRC-32 of its bytes.
+
+        Parts of the value may be visible while it is written. On return its bytes are durable, unless ``later`` was
+        called. Its name is durable after ``sync`` of its folder.
+
+        Args:
+            data: Bytes of the value.
+            buffer: Aligned memory for data that cannot be written in place.
+            go_on: Called before each block. An error that it raises ends the write.
+            direct: True to bypass the caches of this machine. Allowed only if ``has_direct_io`` returns True.
+            later: Stores that sync files do not sync this one, but call ``later`` with it, once and in the calling
+                thread. Other stores do not call ``later``. None: the value is durable on return.
+        """
+
+    def write_if(
+        self,
+        data: ArrayBytes,
+        checksum: int,
+        only_if: Generation | None,
+        note: str,
+        go_on: Callable[[], None] | None,
+    ) -> Generation:
+        """Writes the value with a note, and returns its generation. Only in stores that cannot rename.
+
+        The value becomes visible as a whole, and is durable on return.
+
+        Args:
+            data: Bytes of the value.
+            checksum: Their CRC-32.
+            only_if: The generation that the value must have. None: there must be no value.
+            note: The note. The store may add more at its end, so ``noted`` returns a note that begins with this one.
+            go_on: Called again and again. An error that it raises ends the write. None: there is a timeout.
+
+        Raises:
+            FileExistsError: ``only_if`` is None, and there is a value.
+            StaleGeneration: The value has another generation.
+        """
+        raise TypeError(f"{self}: only stores that cannot rename keep notes")
+
+    def noted(self) -> Noted | None:
+        """Returns the generation and the note of the value. None if it does not exist. Only as ``write_if``."""
+        raise TypeError(f"{self}: only stores that cannot rename keep notes")
 
     def has_direct_io(self) -> bool:
-        return self.backend.has_direct_io(self.key)
+        """Returns whether writes of values in this folder can bypass the caches of this machine."""
+        return False
 
     def volume(self) -> int:
-        return self.backend.volume(self.key)
+        """Returns a number that identifies the volume of this folder. ``has_direct_io`` is the same on all of it."""
+        return -1
 
+    @abc.abstractmethod
     def open(self) -> AbstractContextManager[Reader]:
-        return self.backend.open(self.key)
+        """Opens the value for reading ranges.
 
+        Raises:
+            FileNotFoundError: The value does not exist.
+        """
+
+    @abc.abstractmethod
     def entry(self) -> Entry | None:
-        return self.backend.entry(self.key)
+        """Returns what the store reports about the value without reading it. None if the value does not exist."""
 
     def is_value(self) -> bool:
-        return self.backend.entry(self.key) is not None
+        return self.entry() is not None
 
+    @abc.abstractmethod
     def delete(self) -> None:
-        self.backend.delete(self.key)
+        """Deletes the value. Does nothing if it does not exist."""
 
+    def delete_version(self, generation: Generation | None, go_on: Callable[[], None] | None = None) -> bool:
+        """Deletes the value if it has ``generation``, or ``generation`` is None. ``go_on``: as in ``write_if``.
+
+        Where a request can arrive late or twice, another version is never deleted. Elsewhere there is no condition, and
+        whichever version is there is deleted.
+
+        Returns False if the store answers that the value has another generation. Not all stores say so: ``gs://``
+        answers as if there were no value, and the result is True.
+        """
+        self.delete()
+        return True
+
+    @abc.abstractmethod
+    def check_usable(self) -> None:
+        """Checks that this process can write and read below the folder, and that conditions on writes hold.
+
+        Raises:
+            OSError: It cannot. The message says why, and what to do.
+        """
+
+    # Folders.
+
+    @abc.abstractmethod
     def exists(self) -> bool:
-        return self.backend.exists(self.key)
+        """Returns whether there is a value or a folder."""
 
+    @abc.abstractmethod
     def is_folder(self) -> bool:
-        return self.backend.is_folder(self.key)
+        """Returns whether there is a folder."""
 
     def is_link(self) -> bool:
-        return self.backend.is_link(self.key)
+        """Returns whether there is a symbolic link. Stores without links return False."""
+        return False
 
+    @abc.abstractmethod
     def children(self) -> list[Child]:
-        return self.backend.children(self.key)
+        """Returns the names directly below the folder, in any order.
 
+        Raises:
+            FileNotFoundError: The folder does not exist.
+        """
+
+    @abc.abstractmethod
     def entries(self) -> list[Entry]:
-        return self.backend.entries(self.key)
+        """Returns all values below the folder, in any order. Empty if the folder does not exist.
 
+        Values that are written or deleted meanwhile may be included or not. All other values are included.
+        """
+
+    @abc.abstractmethod
     def last_change_s(self) -> float:
-        return self.backend.last_change_s(self.key)
+        """Returns the time of the last change here or below, by the store's clock. 0 if nothing exists here."""
 
+    @abc.abstractmethod
     def make_folder(self, *, parents: bool = True, exclusive: bool = False) -> None:
-        self.backend.make_folder(self.key, parents=parents, exclusive=exclusive)
+        """Makes the folder, if the store represents folders. It is durable only after ``sync``.
 
+        Args:
+            parents: True to make missing folders above it, too. If False, a store that has real directories raises
+                FileNotFoundError for a missing parent.
+            exclusive: True to fail if the folder exists already. If several callers do so at once, one succeeds.
+
+        Raises:
+            FileExistsError: The folder exists, and ``exclusive`` is True.
+        """
+
+    @abc.abstractmethod
     def make_folder_durably(self) -> None:
-        self.backend.make_folder_durably(self.key)
+        """Makes the folder and the folders above it. They are durable on return."""
 
+    @abc.abstractmethod
     def delete_folder(self) -> None:
-        """Deletes a folder and everything in it. Raises no error: what stays is noted in ``posix``."""
-        with posix.telling(self):
-            self.backend.delete_folder(self.key)
+        """Deletes the folder and everything in it. Does nothing if it does not exist.
 
+        ``undeleted.delete_folder`` notes an error instead of raising it.
+
+        Raises:
+            OSError: Something cannot be deleted, and stays; the error of the first. All else is deleted.
+        """
+
+    def delete_entries(self, entries: Iterable[Entry], go_on: Callable[[], None] | None = None) -> None:
+        """Deletes values below the folder as ``delete_version`` does, each with the generation of its entry.
+
+        ``go_on`` is called before each request. An error that it raises ends the deletion.
+
+        Raises:
+            PermissionError: The store refuses to delete some of them. All others are deleted.
+            OSError: The store cannot be reached, so that not all were tried.
+        """
+        refused: list[PermissionError] = []
+
+        def delete(entry: Entry) -> None:
+            try:
+                (self / entry.key).delete_version(entry.generation, go_on)
+            except PermissionError as error:  # a lock or a retention policy of one value says nothing of the others
+                refused.append(error)
+
+        self.at_once(functools.partial(delete, entry) for entry in entries)
+        if refused:
+            raise refused[0]
+
+    @abc.abstractmethod
     def publish(self, target: StoragePath) -> None:
-        self.backend.publish(self.key, target.key)
+        """Renames the folder atomically: readers see all of it at ``target``, or nothing.
 
+        If several callers publish to one target, one succeeds. Values that are written here meanwhile end up either
+        here or in ``target``. The new name is durable after ``sync`` of the folder above.
+
+        Raises:
+            FileExistsError: ``target`` exists and is not an empty folder.
+            FileNotFoundError: The folder does not exist.
+        """
+
+    @abc.abstractmethod
     def staying(self) -> AbstractContextManager[Callable[[], bool]]:
-        return self.backend.staying(self.key)
+        """Yields a function that returns whether this is still the folder that had this name on entry.
 
+        Raises:
+            FileNotFoundError: The folder does not exist.
+        """
+
+    @abc.abstractmethod
     def sync(self) -> None:
-        self.backend.sync([self.key])
+        """Makes the entries of the folder durable: which names it has, and which files these names refer to."""
 
+    # The store.
+
+    def at_once(self, acts: Iterable[Callable[[], object]]) -> None:
+        """Calls functions, and raises the first error. If the store is far, several at a time: each waits for it."""
+        for act in acts:
+            act()
+
+    @abc.abstractmethod
     def now_s(self) -> float:
-        return self.backend.now_s(self.key)
+        """Returns the time by the clock that dates the values in the folder. It may differ from this machine's."""
 
-    def check_usable(self) -> None:
-        self.backend.check_usable(self.key)
+    def sleep(self, seconds: float) -> None:
+        """Returns after a number of seconds by the store's clock."""
+        time.sleep(seconds)
 
 
 def sync_folders(folders: Iterable[StoragePath]) -> None:
@@ -222,98 +535,36 @@ def sync_folders(folders: Iterable[StoragePath]) -> None:
         folder.sync()
 
 
-def storage_path(path: UserPath | StoragePath) -> StoragePath:
-    """Returns the location that a user gave: an absolute path, which may begin with ``~``, or a URI.
+_limits = threading.local()
 
-    Known URIs are ``file://``, ``gs://bucket/name``, ``s3://bucket/name``, and ``memory://`` within one process.
 
-    Raises:
-        SettingsError: The location is another kind of URI, is not absolute, has a variable that nobody replaces, or its
-            extra is not installed.
+@contextlib.contextmanager
+def ended_by(go_on: Callable[[], None] | None) -> Iterator[None]:
+    """Within the block, requests of this thread call ``go_on`` again and again. An error that it raises ends them.
+
+    Until then, requests that fail are repeated. The limit of an outer block holds, too. None sets no further limit.
     """
-    if isinstance(path, StoragePath):
-        return path
-    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
-    if not isinstance(text, str) or not text:
-        raise SettingsError(f"expected an absolute path, or a URI as gs://bucket/name, found {shown(path)}")
-    text = location("checkpoint directory", text)
-    scheme, rest, _ = text.partition("://")
-    if not rest:
-        local = Path(text)
-        if not local.is_absolute():
-            raise SettingsError(
-                f"checkpoint directory {text!r}: expected an absolute path, or a URI as gs://bucket/name"
-            )
-        return local_path(local)
-    opened = _SCHEMES.get(scheme)
-    if opened is None:
-        raise SettingsError(
-            f"checkpoint directory {text!r}: {scheme}:// is not known; expected an absolute path, or one of "
-            f"{', '.join(f'{known}://' for known in sorted(_SCHEMES))}"
-        )
-    return opened(text)
+    outer = current_limit()
+    if go_on is None or outer is None:
+        _limits.go_on = go_on or outer
+    else:
+        inner = go_on
 
+        def both() -> None:
+            outer()
+            inner()
 
-def local_path(path: UserPath) -> StoragePath:
-    """Returns the location of a file or folder of this host, whatever is in its name. It need not come from a user."""
-    return StoragePath(POSIX, str(Path(path)))
-
-
-def from_text(text: str) -> StoragePath:
-    """Returns the location that has this text (``str``)."""
-    return storage_path(text) if "://" in text else local_path(text)
-
-
-def local_folder(place: StoragePath, name: str) -> LocalPath:
-    """Returns the folder of an item in the local file system, which its handler reads and writes.
-
-    Raises:
-        CheckpointRefused: The store is not a file system.
-    """
+        _limits.go_on = both
     try:
-        return place.local()
-    except TypeError as error:
-        raise CheckpointRefused(
-            f"item {name!r}: its handler reads and writes files, and {place} is in no file system: save its values as "
-            "leaves of the tree"
-        ) from error
+        yield
+    finally:
+        _limits.go_on = outer
 
 
-def _file(uri: str) -> StoragePath:
-    parts = urlsplit(uri)
-    if parts.netloc not in ("", "localhost") or not parts.path:
-        raise SettingsError(f"checkpoint directory {uri!r}: expected file:///path, without a host")
-    return local_path(unquote(parts.path))  # a dollar sign may be written as %24
+def current_limit() -> Callable[[], None] | None:
+    """Returns what ends the requests of this thread. None if nothing does."""
+    return getattr(_limits, "go_on", None)
 
-
-def _memory(uri: str) -> StoragePath:
-    from gracepoint.checkpoint.storage.in_memory import MEMORY  # it needs TensorStore
-
-    parts = urlsplit(uri)
-    return StoragePath(MEMORY, unquote(f"{parts.netloc}{parts.path}").strip("/"))
-
-
-def _bucket(uri: str) -> StoragePath:
-    from gracepoint.checkpoint.storage.objects.object_store import open_bucket
-
-    scheme, _, rest = uri.partition("://")
-    bucket, _, key = rest.partition("/")
-    if not _BUCKET.fullmatch(bucket):
-        raise SettingsError(
-            f"checkpoint directory {uri!r}: expected {scheme}://bucket/name, found bucket {bucket!r}. Its name needs 3 "
-            f"characters or more: lower-case letters, digits, '-', '_' and '.'"
-        )
-    if _ODD.search(key):
-        raise SettingsError(f"checkpoint directory {uri!r}: expected no empty part, '.', '..', '?' or '#' in its name")
-    return StoragePath(open_bucket(scheme, bucket), key.rstrip("/"))
-
-
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", re.ASCII)
-_ODD = re.compile(r"(^|/)\.{1,2}(/|$)|//|[?#]|^/")
-_SCHEMES: dict[str, Callable[[str], StoragePath]] = {"file": _file, "memory": _memory, "gs": _bucket, "s3": _bucket}
-
-
-logger = logging.getLogger(__name__)
 
 #: Files that are read at once. There may be many threads, as they only wait for the storage.
 CONCURRENT_READS = 32
@@ -342,10 +593,10 @@ def read_existing(paths: Sequence[StoragePath]) -> dict[StoragePath, bytes]:
 
 
 def _read(work: _Work, count: int) -> None:
-    limit = backend.current()
+    limit = current_limit()
 
     def help_() -> None:
-        with backend.ended_by(limit):
+        with ended_by(limit):
             work.run()
 
     helpers = []
@@ -406,5 +657,5 @@ def look_at(root: StoragePath, keys: Iterable[K], look: Callable[[K], V]) -> dic
     def note(key: K) -> None:
         results[key] = look(key)
 
-    root.backend.at_once(functools.partial(note, key) for key in keys)
+    root.at_once(functools.partial(note, key) for key in keys)
     return {key: results[key] for key in keys}

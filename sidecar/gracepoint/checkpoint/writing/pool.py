@@ -38,8 +38,11 @@ import time
 from collections.abc import Callable
 
 from gracepoint import machine
-from gracepoint.checkpoint.storage.direct_io import Buffer, UnsyncedFile
+from gracepoint.checkpoint.format.manifest import StoredFile
+from gracepoint.checkpoint.memory import ArrayBytes
+from gracepoint.checkpoint.storage.buffers import Buffer, Later, UnsyncedFile, checksum_of
 from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checkpoint.writing.job import Place
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 
@@ -67,7 +70,7 @@ class PoolSize:
 
 def size_for(folder: StoragePath) -> PoolSize:
     """Returns how many threads write a save as fast as they can."""
-    return PoolSize(OBJECT_THREADS, 0) if folder.backend.is_far else PoolSize(THREADS, SYNCERS)
+    return PoolSize(OBJECT_THREADS, 0) if folder.is_far else PoolSize(THREADS, SYNCERS)
 
 
 def size_beside_training(cores: int | None = None) -> PoolSize:
@@ -102,6 +105,8 @@ Act = Callable[[Buffer], Finish | None]
 
 logger = logging.getLogger(__name__)
 
+#: Seconds for what is being written to end after one write has failed: what was written is deleted next.
+FAILED_ENDS_S = 10.0
 #: Seconds without enough processor time after which threads are starved.
 PATIENCE_S = 5.0
 # The threads are starved if all of them together get less than this part of one core.
@@ -255,7 +260,7 @@ class WritePool:
     ) -> None:
         # Not in an object store: requests start threads that would give way, too. These threads also serve later
         # requests, and could never stop giving way.
-        self._idle_priority = None if folder.backend.is_far else idle_priority
+        self._idle_priority = None if folder.is_far else idle_priority
         self._size = size_for(folder)
         self._buffers = buffers
         self._limit_bytes = limit_bytes
@@ -485,3 +490,34 @@ def _start(threads: list[threading.Thread], count: int, run: Callable[[], None],
             return False
         threads.append(thread)
     return True
+
+
+class Folders:
+    """The folders of one save. The thread that first needs a folder makes it."""
+
+    def __init__(self, top: StoragePath, place: Place | None = None, *, direct: bool) -> None:
+        """``direct`` is True if their file system has direct I/O. ``place``: see ``WriteJob``."""
+        self._top = top
+        self._place = place
+        self._direct = direct
+        self.made = {top, top.parent}  # the parent has the entry of the top folder
+
+    def write(
+        self,
+        path: str,
+        data: ArrayBytes,
+        buffer: Buffer,
+        go_on: Callable[[], None],
+        later: Later | None = None,
+    ) -> StoredFile:
+        """Writes one file at ``path`` below the save's folder. See ``StoragePath.write_large``."""
+        if self._place is not None:
+            checksum = checksum_of(data, buffer, go_on)
+            self._place(path, data, checksum, go_on)
+        else:
+            where = self._top / path
+            if where.parent not in self.made:
+                where.parent.make_folder()
+                self.made.update(where.folders_up_to(self._top))
+            checksum = where.write_large(data, buffer, go_on, direct=self._direct, later=later)
+        return StoredFile(len(data), checksum)

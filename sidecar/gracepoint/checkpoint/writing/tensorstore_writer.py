@@ -30,22 +30,14 @@ import tensorstore as ts
 from gracepoint.checkpoint.format import layout, ocdbt
 from gracepoint.checkpoint.format.array_spec import ArraySpec, Chunk, as_bytes, folder_of_leaf
 from gracepoint.checkpoint.format.manifest import StoredFile, file_of
-from gracepoint.checkpoint.memory import ByteLimiter, stored_values
+from gracepoint.checkpoint.memory import ByteLimiter, bytes_of, stored_values
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.storage.backend import new_context
+from gracepoint.checkpoint.storage.buffers import Buffer
 from gracepoint.checkpoint.storage.checks import crc32_of, size_of
-from gracepoint.checkpoint.storage.direct_io import Buffer
+from gracepoint.checkpoint.storage.in_memory import new_context
 from gracepoint.checkpoint.storage.storage_path import StoragePath, sync_folders
-from gracepoint.checkpoint.writing.files import (
-    FAILED_ENDS_S,
-    Folders,
-    WriteJob,
-    WrittenFiles,
-    bytes_of,
-    form_of,
-    write_file,
-)
-from gracepoint.checkpoint.writing.pool import WritePool
+from gracepoint.checkpoint.writing.job import WriteJob, WrittenFiles
+from gracepoint.checkpoint.writing.pool import FAILED_ENDS_S, Folders, WritePool
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 
@@ -80,7 +72,7 @@ class TensorStoreWriter:
 
     def _write(self, job: WriteJob, deadline: Deadline, in_flight: _InFlight) -> WrittenFiles:
         folder, item, specs = job.folder, job.item, job.specs
-        form = form_of(job)
+        form = job.form
         written, chunk_bytes = WrittenFiles(), 0
         plain = self._plain(folder, deadline)
         for path, data in job.small_files.items():
@@ -144,7 +136,7 @@ class _Store:
         self._data_file_bytes = data_file_bytes
         self._folder = job.folder
         self._item = job.folder / job.item
-        self._tree_numbers = job.tree_numbers if form_of(job).ocdbt else None
+        self._tree_numbers = job.tree_numbers if job.form.ocdbt else None
         self._context = context if self._tree_numbers is None else ocdbt.context(**resources)
         self._deadline = deadline
         self._tree: StoragePath | None = None  # None: not made yet, or not in OCDBT
@@ -304,9 +296,9 @@ class EncodedWriter:
         """
         written = WrittenFiles()
         pool = WritePool([], self._limit_bytes, job.folder, deadline)
-        folders = Folders(job.folder, direct=False)
+        folders = Folders(job.folder, job.place, direct=False)
         put = functools.partial(_put, folders, written, pool)
-        in_tree = form_of(job).ocdbt
+        in_tree = job.form.ocdbt
         chunk_bytes = 0
         try:
             pool.begin()
@@ -340,7 +332,7 @@ _Put = Callable[[str, bytes, Buffer], None]
 
 
 def _put(folders: Folders, written: WrittenFiles, pool: WritePool, path: str, data: bytes, buffer: Buffer) -> None:
-    write_file(folders, path, bytes_of(data), written, pool, buffer)
+    written.files[path] = folders.write(path, bytes_of(data), buffer, pool.go_on)
 
 
 def _groups(job: WriteJob, deadline: Deadline, written: WrittenFiles, group_bytes: int) -> Iterator[list[_Piece]]:

@@ -25,7 +25,7 @@ from gracepoint.checkpoint.options import DEFAULT_OPTIONS
 from gracepoint.checkpoint.saving.planner import SaveSettings
 from gracepoint.checkpoint.saving.schedule import SaveSchedule
 from gracepoint.checkpoint.steps.retention import Retention
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.process_group import ProcessGroup, SingleProcess

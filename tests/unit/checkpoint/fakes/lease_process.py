@@ -40,7 +40,7 @@ def refuse_links(error: int) -> None:
 def main(root: Path, job: str, error: int, *, die: bool) -> None:
     from gracepoint.checkpoint.format.layout import Layout
     from gracepoint.checkpoint.steps import lease
-    from gracepoint.checkpoint.storage.storage_path import storage_path
+    from gracepoint.checkpoint.storage.locations import storage_path
     from gracepoint.deadline import Deadline
     from gracepoint.errors import CheckpointError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gracepoint.checkpoint.storage.direct_io import Buffer
+from gracepoint.checkpoint.storage.buffers import Buffer
 
 
 class WatchedBuffer(Buffer):

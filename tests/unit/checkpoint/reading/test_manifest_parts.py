@@ -21,7 +21,7 @@ from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.reading.stored_arrays import ManifestParts
 from gracepoint.checkpoint.saving import planner
 from gracepoint.checkpoint.steps import listing, records, recovery
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.checkpoint.verification import verify
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, SaveFailed

@@ -21,7 +21,7 @@ from gracepoint.checkpoint.reading import parallel_reader, stored_arrays
 from gracepoint.checkpoint.reading.parallel_reader import CONCURRENT_READS, ReadRequest, Values, read_all
 from gracepoint.checkpoint.reading.stored_arrays import touched
 from gracepoint.checkpoint.restoring.restore_tree import read_tree
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointError
 from tests.unit.checkpoint.fakes.engine import chunk_files, engine, flip_bit, save, sharding

@@ -12,7 +12,7 @@ import pytest
 import tensorstore as ts
 
 from gracepoint.checkpoint.reading.stored_arrays import open_arrays
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt
 

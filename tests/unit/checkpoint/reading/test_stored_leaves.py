@@ -11,7 +11,7 @@ import tensorstore as ts
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, open_leaves
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt
 

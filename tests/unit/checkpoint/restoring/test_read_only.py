@@ -12,7 +12,7 @@ from gracepoint import checkpoint
 from gracepoint.checkpoint import CheckpointManager
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.steps import records
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.errors import CheckpointNotFound
 from tests import limits
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, save, small_state

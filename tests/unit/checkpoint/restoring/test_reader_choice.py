@@ -17,7 +17,7 @@ from gracepoint.checkpoint.reading.stored_tree import StoredLeaf
 from gracepoint.checkpoint.restoring import readers as reader_choice
 from gracepoint.checkpoint.restoring.leaves import LeafTarget
 from gracepoint.checkpoint.restoring.placement import OnDevices, OnHost, OnOneReplica
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from tests.unit.checkpoint.fakes.engine import sharding

@@ -22,7 +22,8 @@ from gracepoint.checkpoint.metadata import LeafMetadata, metadata_of
 from gracepoint.checkpoint.options import ArrayRestoreArgs, RestoreArgs, RestoreOptions
 from gracepoint.checkpoint.restoring.restore_tree import PLACEHOLDER, read_tree
 from gracepoint.checkpoint.storage.checks import read_checked
-from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, CheckpointMismatch
 from tests.unit.checkpoint.fakes.engine import assert_same, bits, engine, rich_state, save, sharding

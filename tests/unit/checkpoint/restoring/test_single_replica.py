@@ -34,7 +34,8 @@ from gracepoint.checkpoint.restoring.leaves import target_of
 from gracepoint.checkpoint.restoring.placement import OnOneReplica
 from gracepoint.checkpoint.restoring.restore_tree import read_tree
 from gracepoint.checkpoint.storage.checks import read_checked
-from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, InvalidSharding
 from gracepoint.process_group import SingleProcess

@@ -19,9 +19,10 @@ from gracepoint.checkpoint.saving.operation import CommitOptions
 from gracepoint.checkpoint.saving.part import PartStages
 from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.steps.commit import RenameCommit
-from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
+from gracepoint.checkpoint.storage.posix import PosixPath
 from gracepoint.checkpoint.writing import chunk_writer
-from gracepoint.checkpoint.writing.files import WriteJob
+from gracepoint.checkpoint.writing.job import WriteJob
 from gracepoint.deadline import Deadline
 from gracepoint.errors import BarrierFailed, BarrierTimeout, SaveFailed
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
@@ -86,15 +87,15 @@ def test_late_process_fails_like_the_waiting_one_and_the_step_stays(
 
 
 def test_failed_commit_fails_all_and_the_next_start_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put = StoragePath.put
+    put = PosixPath.put
 
-    def full(path: StoragePath, data: bytes) -> None:
+    def full(path: PosixPath, data: bytes) -> None:
         if path.name == layout.MANIFEST:
             raise OSError(errno.ENOSPC, "No space left on device")
         put(path, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(StoragePath, "put", full)
+        patch.setattr(PosixPath, "put", full)
         outcomes = outcomes_in_gang(2, lambda gang: save(engine(tmp_path, gang), 4, small_state(4)))
     for message in messages(outcomes):
         assert "step 4 is durable and not committed" in message

@@ -21,7 +21,7 @@ from gracepoint.checkpoint.saving import device_copy
 from gracepoint.checkpoint.saving.device_copy import Pull, has_pinned_memory
 from gracepoint.checkpoint.saving.host_snapshot import Transfer
 from gracepoint.checkpoint.saving.planner import SavePlanner, SaveSettings
-from gracepoint.checkpoint.storage.posix import PosixBackend
+from gracepoint.checkpoint.storage.posix import PosixPath
 from gracepoint.checkpoint.writing import tensorstore_writer
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
@@ -197,7 +197,7 @@ def test_no_more_bytes_are_written_at_once_than_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, express: bool
 ) -> None:
     limit, lock, in_flight, most = 2 * LEAF_BYTES, threading.Lock(), 0, 0
-    writing, write, end = tensorstore_writer._Store.writing, PosixBackend.write_large, Transfer.written
+    writing, write, end = tensorstore_writer._Store.writing, PosixPath.write_large, Transfer.written
 
     def count(size_bytes: int) -> None:
         nonlocal in_flight, most
@@ -226,7 +226,7 @@ def test_no_more_bytes_are_written_at_once_than_the_limit(
         end(self, chunk)
 
     monkeypatch.setattr(tensorstore_writer._Store, "writing", begun_by_tensorstore)
-    monkeypatch.setattr(PosixBackend, "write_large", staticmethod(begun))
+    monkeypatch.setattr(PosixPath, "write_large", begun)
     monkeypatch.setattr(Transfer, "written", ended)
     options = WriteOptions(write_limit_bytes=limit, express=express)
     save(engine(tmp_path, options=options), 1, state_of(*(f"d{i}" for i in range(20))))

@@ -32,7 +32,7 @@ from gracepoint.checkpoint.saving.extras import SaveExtras
 from gracepoint.checkpoint.saving.host_snapshot import Transfer
 from gracepoint.checkpoint.saving.operation import SaveOperation
 from gracepoint.checkpoint.saving.save_worker import SaveBoard
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.checkpoint.writing.pool import Starvation
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, CheckpointNotFound, SettingsError

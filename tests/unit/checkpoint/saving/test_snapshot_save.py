@@ -21,8 +21,8 @@ from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.checkpoint.options import Silent
 from gracepoint.checkpoint.saving.executor import SaveExecutor
 from gracepoint.checkpoint.saving.operation import SaveOperation
-from gracepoint.checkpoint.storage import backend as time_limit
-from gracepoint.checkpoint.storage.posix import PosixBackend
+from gracepoint.checkpoint.storage import storage_path as time_limit
+from gracepoint.checkpoint.storage.posix import PosixPath
 from gracepoint.deadline import Deadline, NewestSnapshot, Situation, SnapshotState, must_choose, plan
 from gracepoint.errors import GracepointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
@@ -261,13 +261,13 @@ def test_a_hint_does_not_keep_training_waiting_for_a_store_without_answer(
 ) -> None:
     clock, asked, answers = MovedClock(), threading.Event(), threading.Event()
 
-    def repeated(backend: PosixBackend, key: str) -> None:  # as requests to a store that cannot be reached
+    def repeated(path: PosixPath) -> None:  # as requests to a store that cannot be reached
         asked.set()
         while not answers.wait(0.01):
-            if go_on := time_limit.current():
+            if go_on := time_limit.current_limit():
                 go_on()
 
-    monkeypatch.setattr(PosixBackend, "check_usable", repeated)
+    monkeypatch.setattr(PosixPath, "check_usable", repeated)
     hastening = threading.Thread(target=engine(tmp_path, clock=clock).hasten)
     hastening.start()
     assert asked.wait(_PATIENCE_S)

@@ -12,7 +12,8 @@ import pytest
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving.schedule import Throughput, Way
 from gracepoint.checkpoint.steps import commit
-from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
+from gracepoint.checkpoint.storage.posix import PosixPath
 from tests.unit.checkpoint.fakes.engine import engine, save, small_state
 from tests.unit.checkpoint.fakes.thread_limit import refuse_threads
 
@@ -96,13 +97,13 @@ def test_a_damaged_file_is_reported_and_written_again(
 def test_after_an_emergency_nobody_waits_for_the_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hangs = threading.Event()
 
-    put = StoragePath.put
+    put = PosixPath.put
 
-    def slow(path: StoragePath, data: bytes) -> None:
+    def slow(path: PosixPath, data: bytes) -> None:
         hangs.wait(WRITTEN_S)
         put(path, data)
 
-    monkeypatch.setattr(StoragePath, "put", slow)
+    monkeypatch.setattr(PosixPath, "put", slow)
     throughput = Throughput(storage_path(tmp_path / NAME), writes=True)
     throughput.learn(Way.STREAMED, 100, 2.0)
     assert throughput.streamed_bytes_per_s == 50.0

@@ -19,13 +19,12 @@ from gracepoint.checkpoint import background_thread
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import commit, retention
 from gracepoint.checkpoint.steps.retention import Retention, StepCleaner
-from gracepoint.checkpoint.storage import posix
-from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checkpoint.storage import undeleted
 from gracepoint.deadline import Deadline
 from tests.interrupts import Interrupted, interrupt_at
 from tests.unit.checkpoint.fakes.thread_limit import refuse_threads
 from tests.unit.checkpoint.steps.fakes.small_saves import STEP, write
-from tests.unit.checkpoint.storage.fakes.flat import FlatStore
+from tests.unit.checkpoint.storage.fakes.flat import FlatPath, FlatStore
 from tests.waiting import until_no_thread
 
 
@@ -41,7 +40,7 @@ def cleaner(store: FlatStore) -> StepCleaner:
 
 
 def condemned(store: FlatStore) -> StepCleaner:
-    paths = Layout(StoragePath(store, "run"))
+    paths = Layout(FlatPath(store, "run"))
     assert commit.of(paths).finalize(write(paths, "a"), replace=True)
     commit.of(paths).discard(paths.step(STEP), paths.trash(STEP, "a", 2))
     return StepCleaner(paths, Retention(), "b")
@@ -51,10 +50,10 @@ def condemned(store: FlatStore) -> StepCleaner:
 def told() -> Iterator[list[list[str]]]:
     """What is reported of deletions that fail."""
     reports: list[list[str]] = []
-    posix.end()
-    posix.listen(reports.append)
+    undeleted.end()
+    undeleted.listen(reports.append)
     yield reports
-    posix.end()
+    undeleted.end()
 
 
 def refuses_deletions(operation: str, key: str) -> None:
@@ -146,7 +145,7 @@ def test_a_restore_leaves_nothing_if_no_thread_can_tidy(
     monkeypatch.setattr(retention, "apply", lambda *args, newest_good, **options: done.append(newest_good))
     monkeypatch.setattr(retention, "unmark_damaged", lambda paths, step: done.append(f"mark of {step}"))
 
-    assert not store.renames
+    assert not FlatPath.renames
     refuse_threads(monkeypatch)
     cleaner.after_restore({}, STEP, ordinal=2, tidies=True, give_up_old=False)
     assert done == [f"mark of {STEP}", STEP]

@@ -28,7 +28,9 @@ from gracepoint.checkpoint.steps.commit import RenameCommit
 from gracepoint.checkpoint.steps.records import done_records
 from gracepoint.checkpoint.storage import storage_path as read_many
 from gracepoint.checkpoint.storage.checks import check_size
-from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
+from gracepoint.checkpoint.storage.posix import PosixPath
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointExists, CheckpointTooNew, SaveFailed
 from gracepoint.process_group import ProcessGroup
@@ -311,7 +313,7 @@ def test_a_step_that_gets_its_name_back_has_it_durably(tmp_path: Path, monkeypat
     save(engine(tmp_path), 4, small_state())
     (tmp_path / "4").rename(tmp_path / "4.gracepoint-aside.job-0-a.1")
     synced: list[tuple[StoragePath, bool]] = []
-    monkeypatch.setattr(StoragePath, "sync", lambda path: synced.append((path, (tmp_path / "4").is_dir())))
+    monkeypatch.setattr(PosixPath, "sync", lambda path: synced.append((path, (tmp_path / "4").is_dir())))
     assert recovery.salvage(Layout(storage_path(tmp_path))) == []
     assert synced == [(storage_path(tmp_path), True)]
 
@@ -478,7 +480,7 @@ def test_save_is_committed_only_when_all_have_finished(tmp_path: Path) -> None:
 def test_a_committed_step_has_its_name_durably(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leave_uncommitted(tmp_path, 4, (0, 1))
     synced: list[tuple[StoragePath, bool]] = []
-    monkeypatch.setattr(StoragePath, "sync", lambda path: synced.append((path, (tmp_path / "4").is_dir())))
+    monkeypatch.setattr(PosixPath, "sync", lambda path: synced.append((path, (tmp_path / "4").is_dir())))
     assert commit.of(Layout(storage_path(tmp_path))).finalize(temporary_of(tmp_path), replace=False)
     assert synced == [(storage_path(tmp_path), True)]
 
@@ -497,7 +499,7 @@ def test_what_becomes_trash_does_so_durably_whoever_did_it(tmp_path: Path, monke
     folder, trash = tmp_path / "4", tmp_path / "4.gracepoint-trash.job-0-a.1"
     folder.mkdir()
     synced: list[tuple[StoragePath, bool]] = []
-    monkeypatch.setattr(StoragePath, "sync", lambda path: synced.append((path, trash.is_dir())))
+    monkeypatch.setattr(PosixPath, "sync", lambda path: synced.append((path, trash.is_dir())))
     for _ in range(2):
         commit.of(Layout(storage_path(tmp_path))).discard(storage_path(folder), storage_path(trash))
     assert synced == [(storage_path(tmp_path), True)] * 2
@@ -546,14 +548,14 @@ def test_a_rename_by_another_process_at_the_last_moment_decides_how_a_save_ends(
 ) -> None:
     leave_uncommitted(tmp_path, 4, (0, 1))
     paths, temporary = Layout(storage_path(tmp_path)), temporary_of(tmp_path)
-    put = StoragePath.put
+    put = PosixPath.put
 
-    def meanwhile(path: StoragePath, data: bytes) -> None:
+    def meanwhile(path: PosixPath, data: bytes) -> None:
         put(path, data)
         if path.name == layout.COMMIT_SUCCESS:
             Path(path.parent).rename(tmp_path / ("4" if by == "one who commits it" else "4.gracepoint-trash.job-0-a.1"))
 
-    monkeypatch.setattr(StoragePath, "put", meanwhile)
+    monkeypatch.setattr(PosixPath, "put", meanwhile)
     if by == "one who commits it":
         assert commit.of(paths).finalize(temporary, replace=False)
     else:
@@ -751,7 +753,7 @@ def test_what_a_crash_left_goes_once_it_is_older_than_is_kept(
     now_s = 2_000_000_000  # by the file system's clock
     for path in (left, *left.rglob("*")):
         os.utime(path, (now_s - age_s, now_s - age_s))
-    monkeypatch.setattr(StoragePath, "now_s", lambda path: float(now_s))
+    monkeypatch.setattr(PosixPath, "now_s", lambda path: float(now_s))
     commit.give_up_old(Layout(storage_path(tmp_path)), attempt="job-1-b", older_than_s=3600)
     assert left.exists() is not goes
 
@@ -773,7 +775,7 @@ def test_an_unfinished_save_that_was_overtaken_goes_sooner(
         commit.give_up_old(paths, attempt="b", older_than_s=3600, newest_good=newest_good, overtaken_for_s=600)
         return not left.exists()
 
-    monkeypatch.setattr(StoragePath, "now_s", lambda path: float(now_s))
+    monkeypatch.setattr(PosixPath, "now_s", lambda path: float(now_s))
     assert not given_up_at_age(600)
     assert given_up_at_age(601) is goes
 
@@ -794,7 +796,7 @@ def test_where_a_crash_left_nothing_nothing_is_written(tmp_path: Path, monkeypat
     def asked(path: StoragePath) -> float:
         raise AssertionError("the clock is asked by writing a file")
 
-    monkeypatch.setattr(StoragePath, "now_s", asked)
+    monkeypatch.setattr(PosixPath, "now_s", asked)
     commit.give_up_old(Layout(storage_path(tmp_path)), attempt="job-1-b", older_than_s=3600)
 
 

@@ -14,12 +14,12 @@ from gracepoint.checkpoint.steps import commit, listing, recovery
 from gracepoint.checkpoint.steps.commit import RenameCommit
 from gracepoint.checkpoint.steps.manifest_commit import ManifestCommit
 from gracepoint.checkpoint.steps.records import done_records
-from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.errors import CheckpointTooNew
 from tests.unit.checkpoint.steps.fakes.small_saves import STEP, write
 from tests.unit.checkpoint.storage.fakes.digests import DigestStore
-from tests.unit.checkpoint.storage.fakes.flat import FlatStore
-from tests.unit.checkpoint.storage.fakes.volatile import VolatileBackend
+from tests.unit.checkpoint.storage.fakes.flat import FlatPath, FlatStore
+from tests.unit.checkpoint.storage.fakes.volatile import VolatilePath, VolatileStore
 
 #: Every change is so old. Negative, as nothing that these tests write has any age.
 ANY_AGE_S = -60.0
@@ -33,11 +33,11 @@ def paths(request: pytest.FixtureRequest, tmp_path: Path) -> Layout:
         case "memory":
             root = storage_path(f"memory://commit-{secrets.token_hex(8)}")
         case "volatile":
-            root = StoragePath(VolatileBackend(), "/run")
+            root = VolatilePath(VolatileStore(), "/run")
         case "flat":
-            root = StoragePath(FlatStore(), "run")
+            root = FlatPath(FlatStore(), "run")
         case _:
-            root = StoragePath(DigestStore(), "run")
+            root = FlatPath(DigestStore(), "run")
     root.make_folder()
     return Layout(root)
 
@@ -59,7 +59,7 @@ def names(paths: Layout) -> set[str]:
 
 
 def test_the_store_decides_how_its_steps_are_committed(paths: Layout) -> None:
-    expected = ManifestCommit if isinstance(paths.root.backend, FlatStore) else RenameCommit
+    expected = ManifestCommit if isinstance(paths.root, FlatPath) else RenameCommit
     assert isinstance(commit.of(paths), expected)
 
 

@@ -13,9 +13,10 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import commit, recovery
 from gracepoint.checkpoint.steps.retention import Retention
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from tests.hypothesis_profiles import examples, portion
 from tests.unit.checkpoint.steps.fakes.commit_machine import EVENTS, MOMENTS_OF_A_SAVE, CommitMachine
-from tests.unit.checkpoint.storage.fakes.volatile import VolatileBackend
+from tests.unit.checkpoint.storage.fakes.volatile import VolatilePath
 
 # Whole saves, one for every moment at which a process can die.
 pytestmark = pytest.mark.integration
@@ -45,23 +46,23 @@ def test_a_step_that_is_saved_again_is_never_lost(event: str, processes: int) ->
         machine.save(step=3, processes=processes, event=event, moment=moment)
 
 
-class LateManifestBackend(VolatileBackend):
+class LateManifestPath(VolatilePath):
     """The manifest is synced only after the folder has its final name."""
 
-    def put(self, key: str, data: bytes) -> None:
-        if key.endswith(f"/{layout.MANIFEST}"):
-            with self._operation("put", key):
-                self._new(key, data)
+    def put(self, data: bytes) -> None:
+        if self.name == layout.MANIFEST:
+            with self.store.operation("put", self.key):
+                self.store.new(self.key, data)
         else:
-            super().put(key, data)
+            super().put(data)
 
-    def publish(self, source: str, target: str) -> None:
-        super().publish(source, target)
-        self.sync([target])
+    def publish(self, target: StoragePath) -> None:
+        super().publish(target)
+        target.sync()
 
 
 class LateManifest(CommitMachine):
-    backend_type = LateManifestBackend
+    path_type = LateManifestPath
 
 
 @pytest.mark.long

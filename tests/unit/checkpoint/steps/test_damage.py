@@ -20,7 +20,8 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.reading import stored_arrays
 from gracepoint.checkpoint.storage.checks import read_checked
-from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch, CheckpointRefused, SaveFailed
 from gracepoint.process_group import ProcessGroup
 from tests.unit.checkpoint.fakes.engine import (

@@ -10,15 +10,14 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.format.manifest import DoneRecord
 from gracepoint.checkpoint.steps import commit, listing, object_layout
-from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import SaveFailed
 from tests.unit.checkpoint.steps.fakes.small_saves import STEP, write
-from tests.unit.checkpoint.storage.fakes.flat import FlatStore
+from tests.unit.checkpoint.storage.fakes.flat import FlatPath, FlatStore
 
 
 def new_store() -> tuple[FlatStore, Layout]:
     store = FlatStore()
-    return store, Layout(StoragePath(store, "run"))
+    return store, Layout(FlatPath(store, "run"))
 
 
 @pytest.mark.parametrize("mark", [layout.COMMIT_SUCCESS, layout.STEP_METADATA])
@@ -43,20 +42,20 @@ def test_a_save_whose_marks_fail_is_committed_and_a_start_adds_them(mark: str, e
 
 
 def test_a_replaced_step_is_moved_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, paths = new_store()
+    _, paths = new_store()
     assert commit.of(paths).finalize(write(paths, "a"), replace=True)
     temporary = write(paths, "b", content=b"12345678")
     monkeypatch.setattr(object_layout, "MOVED_AT_ONCE_BYTES", 8)
     batches: list[int] = []
-    real = store.at_once
+    real = FlatPath.at_once
 
-    def at_once(acts: object) -> None:
+    def at_once(path: FlatPath, acts: object) -> None:
         listed = list(acts)  # type: ignore[call-overload]
         if listed and "move" in str(listed[0]):
             batches.append(len(listed))
-        real(listed)
+        real(path, listed)
 
-    monkeypatch.setattr(store, "at_once", at_once)
+    monkeypatch.setattr(FlatPath, "at_once", at_once)
     assert commit.of(paths).finalize(temporary, replace=True)
     assert batches == [1, 1]
 

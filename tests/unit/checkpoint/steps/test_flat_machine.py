@@ -12,10 +12,10 @@ from hypothesis.stateful import run_state_machine_as_test
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Claim
 from gracepoint.checkpoint.steps.object_layout import Placement
-from gracepoint.checkpoint.storage.backend import Generation
+from gracepoint.checkpoint.storage.storage_path import Generation
 from tests.hypothesis_profiles import portion
 from tests.unit.checkpoint.steps.fakes.flat_machine import EVENTS, MOMENTS_OF_A_SAVE, DigestMachine, FlatMachine
-from tests.unit.checkpoint.storage.fakes.flat import FlatStore
+from tests.unit.checkpoint.storage.fakes.flat import FlatPath
 
 # Whole saves, one for every moment at which a process can die.
 pytestmark = pytest.mark.integration
@@ -93,15 +93,15 @@ def test_an_overwriting_save_that_claims_nothing_is_found(monkeypatch: pytest.Mo
 
 
 def test_a_manifest_without_a_condition_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def create(self: FlatStore, key: str, data: bytes) -> Generation:
-        self.put(key, data)
-        return self.read(key).generation
+    def create(self: FlatPath, data: bytes) -> Generation:
+        self.put(data)
+        return self.read().generation
 
-    def replace(self: FlatStore, key: str, data: bytes, generation: Generation) -> Generation:
-        return create(self, key, data)
+    def replace(self: FlatPath, data: bytes, generation: Generation) -> Generation:
+        return create(self, data)
 
-    monkeypatch.setattr(FlatStore, "create", create)
-    monkeypatch.setattr(FlatStore, "replace", replace)
+    monkeypatch.setattr(FlatPath, "create", create)
+    monkeypatch.setattr(FlatPath, "replace", replace)
     monkeypatch.setattr(Claim, "is_later", lambda self, other: False)
     with pytest.raises(AssertionError, match="step 3 holds"):
         everything()
@@ -110,8 +110,8 @@ def test_a_manifest_without_a_condition_is_found(monkeypatch: pytest.MonkeyPatch
 def test_a_replacement_before_the_save_is_durable_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Placement.__init__
 
-    def in_place(self: Placement, temporary: Any, claim: Claim, store: Any, *, staged: bool) -> None:
-        real(self, temporary, claim, store, staged=False)
+    def in_place(self: Placement, temporary: Any, claim: Claim, *, staged: bool) -> None:
+        real(self, temporary, claim, staged=False)
 
     def own(self: Placement) -> bool:
         place = self._temporary.target / layout.MANIFEST

@@ -7,10 +7,9 @@ import pytest
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import commit, listing, recovery
-from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import SaveFailed
 from tests.unit.checkpoint.steps.fakes.small_saves import STEP, write
-from tests.unit.checkpoint.storage.fakes.flat import FlatStore
+from tests.unit.checkpoint.storage.fakes.flat import FlatPath, FlatStore
 
 FINISHED = ("default/_METADATA", "default/w/.zarray", "default/w/0", "_CHECKPOINT_METADATA", "commit_success.txt")
 UNFINISHED = ("_CHECKPOINT_METADATA", "default/w/.zarray")
@@ -20,7 +19,7 @@ ORBAX = pytest.mark.parametrize("names", [FINISHED, UNFINISHED, WITHOUT_MARKS], 
 
 def write_orbax(store: FlatStore, names: tuple[str, ...]) -> dict[str, bytes]:
     for name in names:
-        store.put(f"run/{STEP}/{name}", b'{"commit_timestamp_nsecs": 1}')
+        FlatPath(store, f"run/{STEP}/{name}").put(b'{"commit_timestamp_nsecs": 1}')
     return {f"run/{STEP}/{name}": store.objects[f"run/{STEP}/{name}"].data for name in names}
 
 
@@ -37,7 +36,7 @@ def is_unchanged(store: FlatStore, orbax: dict[str, bytes]) -> bool:
 @ORBAX
 def test_a_save_over_a_step_of_orbax_is_refused_and_changes_nothing(names: tuple[str, ...]) -> None:
     store = FlatStore()
-    paths = Layout(StoragePath(store, "run"))
+    paths = Layout(FlatPath(store, "run"))
     orbax, before = write_orbax(store, names), listing.complete_steps(paths)
     with pytest.raises(SaveFailed, match="delete it, or move it away"):
         commit.of(paths).finalize(write(paths, "a"), replace=True)
@@ -51,7 +50,7 @@ def test_a_save_over_a_step_of_orbax_is_refused_and_changes_nothing(names: tuple
 @pytest.mark.parametrize("durable", [True, False], ids=["durable", "died"])
 def test_a_step_that_orbax_writes_during_a_save_stays(names: tuple[str, ...], durable: bool) -> None:
     store = FlatStore()
-    paths = Layout(StoragePath(store, "run"))
+    paths = Layout(FlatPath(store, "run"))
     temporary = write(paths, "a", durable=durable)
     orbax = write_orbax(store, names)
     if durable:
@@ -67,11 +66,11 @@ def test_a_step_that_orbax_writes_during_a_save_stays(names: tuple[str, ...], du
 @ORBAX
 def test_a_staged_save_claims_nothing_where_orbax_has_written(names: tuple[str, ...]) -> None:
     store = FlatStore()
-    paths = Layout(StoragePath(store, "run"))
+    paths = Layout(FlatPath(store, "run"))
     assert commit.of(paths).finalize(write(paths, "a"), replace=True)
     temporary = write(paths, "b")
     for name in ("_GRACEPOINT", "commit_success.txt", "_CHECKPOINT_METADATA", layout.host_state_file(0), "default/x/0"):
-        store.delete(f"run/{STEP}/{name}")
+        FlatPath(store, f"run/{STEP}/{name}").delete()
     orbax = write_orbax(store, names)
     with pytest.raises(SaveFailed, match="delete it, or move it away"):
         commit.of(paths).finalize(temporary, replace=True)
@@ -82,10 +81,10 @@ def test_a_staged_save_claims_nothing_where_orbax_has_written(names: tuple[str, 
 @ORBAX
 def test_the_deletion_of_a_step_leaves_what_is_not_gracepoint_s(names: tuple[str, ...]) -> None:
     store = FlatStore()
-    paths = Layout(StoragePath(store, "run"))
+    paths = Layout(FlatPath(store, "run"))
     assert commit.of(paths).finalize(write(paths, "a"), replace=True)
-    store.delete(f"run/{STEP}/commit_success.txt")
-    store.delete(f"run/{STEP}/_CHECKPOINT_METADATA")
+    FlatPath(store, f"run/{STEP}/commit_success.txt").delete()
+    FlatPath(store, f"run/{STEP}/_CHECKPOINT_METADATA").delete()
     orbax = write_orbax(store, names)
     commit.of(paths).discard(paths.step(STEP), paths.trash(STEP, "a", 2))
     commit.of(paths).empty_trash()
@@ -94,7 +93,7 @@ def test_the_deletion_of_a_step_leaves_what_is_not_gracepoint_s(names: tuple[str
 
 def test_a_durable_save_of_a_step_that_orbax_has_written_does_not_end_a_start() -> None:
     store = FlatStore()
-    paths = Layout(StoragePath(store, "run"))
+    paths = Layout(FlatPath(store, "run"))
     write(paths, "a")
     write_orbax(store, WITHOUT_MARKS)
     (remark,) = recovery.salvage(paths)

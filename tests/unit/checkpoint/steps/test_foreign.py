@@ -15,7 +15,7 @@ import pytest
 
 import gracepoint
 from gracepoint.checkpoint import CheckpointManager, latest_step
-from gracepoint.checkpoint.storage.posix import PosixBackend
+from gracepoint.checkpoint.storage.posix import PosixPath
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, CheckpointRefused
 from tests.object_stores.servers import Bucket
 
@@ -220,14 +220,14 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pyt
     """The rights of a folder do not bind root, so the file system's answer is made here."""
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "lost+found").mkdir()
-    children = PosixBackend.children
+    children = PosixPath.children
 
-    def refuse(self: PosixBackend, key: str) -> Any:
-        if Path(key).parent == tmp_path:
-            raise PermissionError(13, os.strerror(13), key)
-        return children(self, key)
+    def refuse(self: PosixPath) -> Any:
+        if Path(self).parent == tmp_path:
+            raise PermissionError(13, os.strerror(13), self.key)
+        return children(self)
 
-    monkeypatch.setattr(PosixBackend, "children", refuse)
+    monkeypatch.setattr(PosixPath, "children", refuse)
     with pytest.raises(CheckpointRefused, match="checkpoints cannot be read .*Permission denied") as error:
         started(tmp_path)
     assert "lost+found" not in str(error.value)
@@ -235,14 +235,14 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pyt
 
 def test_a_step_that_may_not_be_read_does_not_count_as_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(tmp_path, 100)
-    read = PosixBackend.read
+    read = PosixPath.read
 
-    def refuse(self: PosixBackend, key: str) -> Any:
-        if Path(key).parent == tmp_path / "100":
-            raise PermissionError(13, os.strerror(13), key)
-        return read(self, key)
+    def refuse(self: PosixPath) -> Any:
+        if Path(self).parent == tmp_path / "100":
+            raise PermissionError(13, os.strerror(13), self.key)
+        return read(self)
 
-    monkeypatch.setattr(PosixBackend, "read", refuse)
+    monkeypatch.setattr(PosixPath, "read", refuse)
     with pytest.raises((CheckpointError, OSError), match=re.escape(f"Permission denied: '{tmp_path / '100'}")):
         started(tmp_path)
 
@@ -288,7 +288,7 @@ def test_a_step_of_several_trees_is_refused_and_not_passed_over(tmp_path: Path) 
 )
 def test_in_a_bucket_a_start_at_0_is_refused_beside(name: str, says: str, bucket: Bucket) -> None:
     root = f"{bucket.uri}/run"
-    from gracepoint.checkpoint.storage.storage_path import storage_path
+    from gracepoint.checkpoint.storage.locations import storage_path
 
     (storage_path(root) / name).create(b"{}")
     with pytest.raises(CheckpointRefused, match=f"{root}/{says}"):

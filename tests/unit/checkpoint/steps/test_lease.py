@@ -22,8 +22,9 @@ from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import lease
 from gracepoint.checkpoint.steps.lease import Holder, Lease
-from gracepoint.checkpoint.storage.backend import Generation
-from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
+from gracepoint.checkpoint.storage.posix import PosixPath
+from gracepoint.checkpoint.storage.storage_path import Generation
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, SaveFailed, StorageAway
 from gracepoint.process_group import ProcessGroup
@@ -31,7 +32,7 @@ from gracepoint.threads import DaemonThread
 from tests.forked import forked
 from tests.interrupts import interrupt
 from tests.unit.checkpoint.fakes.engine import engine, outcomes_in_gang, small_state
-from tests.unit.checkpoint.storage.fakes.flat import FlatStore
+from tests.unit.checkpoint.storage.fakes.flat import FlatPath, FlatStore
 from tests.waiting import until
 
 # The first number of a process is that of its namespace; no namespace of Linux has this one.
@@ -191,10 +192,10 @@ def test_a_lease_expires_after_its_time_and_not_with_it(
 ) -> None:
     path = put(tmp_path, ELSEWHERE)
     os.utime(path, (1000, 1000))
-    monkeypatch.setattr(StoragePath, "now_s", lambda path: 1000 + lease.EXPIRES_S)
+    monkeypatch.setattr(PosixPath, "now_s", lambda path: 1000 + lease.EXPIRES_S)
     with pytest.raises(CheckpointError):
         claim(tmp_path, "job-a", held)
-    monkeypatch.setattr(StoragePath, "now_s", lambda path: 1000.25 + lease.EXPIRES_S)
+    monkeypatch.setattr(PosixPath, "now_s", lambda path: 1000.25 + lease.EXPIRES_S)
     claim(tmp_path, "job-a", held)
 
 
@@ -232,7 +233,7 @@ def test_a_job_is_never_kept_out_by_one_that_was_killed() -> None:
 @pytest.mark.integration
 def test_a_process_of_this_machine_that_was_killed_holds_nothing(tmp_path: Path, held: list[Lease]) -> None:
     code = (
-        "import sys; from gracepoint.checkpoint.storage.storage_path import storage_path;"
+        "import sys; from gracepoint.checkpoint.storage.locations import storage_path;"
         "from gracepoint.checkpoint.steps import lease;"
         "from gracepoint.checkpoint.format.layout import Layout; from gracepoint.deadline import Deadline;"
         "import time; lease.claim(Layout(storage_path(sys.argv[1])), 'job-b', 'job-b-0',"
@@ -277,26 +278,26 @@ def test_lease_that_was_deleted_is_written_again_and_may_be_released(
     tmp_path: Path, held: list[Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "BEAT_S", 0.01)
-    written, real = threading.Event(), StoragePath.create
+    written, real = threading.Event(), PosixPath.create
 
-    def create(path: StoragePath, data: bytes) -> Generation:
+    def create(path: PosixPath, data: bytes) -> Generation:
         generation = real(path, data)
         written.set()
         return generation
 
     mine = claim(tmp_path, "job-a", held)
-    monkeypatch.setattr(StoragePath, "create", create)
+    monkeypatch.setattr(PosixPath, "create", create)
     path = Path(Layout(storage_path(tmp_path)).lease())
     path.unlink()
     assert written.wait(30)
-    monkeypatch.setattr(StoragePath, "create", lambda path, data: None)  # the next sign of life is not given
+    monkeypatch.setattr(PosixPath, "create", lambda path, data: None)  # the next sign of life is not given
     path.unlink(missing_ok=True)
     mine.release()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_released_lease_of_an_object_store_is_gone() -> None:
-    paths = Layout(StoragePath(FlatStore(), "run"))
+    paths = Layout(FlatPath(FlatStore(), "run"))
     mine = lease.claim(paths, "job", "a-0", deadline=Deadline.after(1, time.monotonic), sleep=time.sleep)
     assert paths.lease().exists()
     mine.release()
@@ -305,12 +306,12 @@ def test_a_released_lease_of_an_object_store_is_gone() -> None:
 
 def test_a_lease_that_is_taken_while_it_is_released_is_left() -> None:
     store = FlatStore()
-    paths = Layout(StoragePath(store, "run"))
+    paths = Layout(FlatPath(store, "run"))
     mine = lease.claim(paths, "job", "a-0", deadline=Deadline.after(1, time.monotonic), sleep=time.sleep)
 
     def before(operation: str, key: str) -> None:
         if operation.startswith("delete"):
-            store.put(key, json.dumps(dataclasses.asdict(ELSEWHERE)).encode())
+            FlatPath(store, key).put(json.dumps(dataclasses.asdict(ELSEWHERE)).encode())
 
     store.before = before
     mine.release()
@@ -322,13 +323,13 @@ def test_the_holder_keeps_giving_signs_of_life(
 ) -> None:
     monkeypatch.setattr(lease, "BEAT_S", 0.01)
     beaten = threading.Event()
-    real = StoragePath.replace
+    real = PosixPath.replace
 
-    def replace(path: StoragePath, data: bytes, generation: Generation) -> Generation:
+    def replace(path: PosixPath, data: bytes, generation: Generation) -> Generation:
         beaten.set()
         return real(path, data, generation)
 
-    monkeypatch.setattr(StoragePath, "replace", replace)
+    monkeypatch.setattr(PosixPath, "replace", replace)
     claim(tmp_path, "job-a", held)
     assert beaten.wait(30)
 
@@ -364,9 +365,9 @@ def test_one_of_several_jobs_starting_at_once_gets_the_directory(
     jobs = [f"job-{number}" for number in range(8)]
     start = threading.Barrier(len(jobs))
     looked = threading.local()
-    real = StoragePath.read
+    real = PosixPath.read
 
-    def read(path: StoragePath) -> Any:
+    def read(path: PosixPath) -> Any:
         try:
             return real(path)
         except FileNotFoundError:
@@ -379,7 +380,7 @@ def test_one_of_several_jobs_starting_at_once_gets_the_directory(
         # All threads of one process may share a directory; each of these is as in another machine's.
         return Holder(job, attempt, threading.current_thread().name, ELSEWHERE.process)
 
-    monkeypatch.setattr(StoragePath, "read", read)
+    monkeypatch.setattr(PosixPath, "read", read)
     monkeypatch.setattr(Holder, "here", staticmethod(on_a_machine_of_its_own))
     outcomes: dict[str, str] = {}
 
@@ -406,15 +407,15 @@ def test_a_lease_that_goes_away_while_it_is_looked_at_is_nobodys(
     tmp_path: Path, held: list[Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = put(tmp_path, ELSEWHERE)
-    real = StoragePath.read
+    real = PosixPath.read
 
-    def read(path: StoragePath) -> Any:
+    def read(path: PosixPath) -> Any:
         found = real(path)
         path.delete()
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(StoragePath, "read", read)
+        patch.setattr(PosixPath, "read", read)
         claim(tmp_path, "job-a", held)
     assert json.loads(path.read_text())["job"] == "job-a"
 
@@ -422,7 +423,7 @@ def test_a_lease_that_goes_away_while_it_is_looked_at_is_nobodys(
 @pytest.mark.integration
 def test_a_process_that_never_releases_its_lease_can_end(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from gracepoint.checkpoint.storage.storage_path import storage_path;"
+        "import sys, time; from gracepoint.checkpoint.storage.locations import storage_path;"
         "from gracepoint.checkpoint.steps import lease;"
         "from gracepoint.checkpoint.format.layout import Layout; from gracepoint.deadline import Deadline;"
         "lease.claim(Layout(storage_path(sys.argv[1])), 'job-b', 'job-b-0',"
@@ -443,9 +444,9 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_running_lease_renewal_does_not_outlive_the_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "BEAT_S", 0.01)
     beating = threading.Event()
-    real = StoragePath.replace
+    real = PosixPath.replace
 
-    def replace(path: StoragePath, data: bytes, found: Generation) -> Generation:
+    def replace(path: PosixPath, data: bytes, found: Generation) -> Generation:
         beating.set()
         until(lambda: not mine.is_held, "the release")
         for _ in range(20):  # the time in which a release that does not wait removes the file
@@ -454,7 +455,7 @@ def test_running_lease_renewal_does_not_outlive_the_release(tmp_path: Path, monk
             time.sleep(0.01)
         return real(path, data, found)
 
-    monkeypatch.setattr(StoragePath, "replace", replace)
+    monkeypatch.setattr(PosixPath, "replace", replace)
     before = set(threading.enumerate())
     mine = claim(tmp_path, "job-a", [])
     (thread,) = set(threading.enumerate()) - before
@@ -470,9 +471,9 @@ def test_a_release_that_was_interrupted_is_done_by_the_next_one(
     tmp_path: Path, held: list[Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, answers = threading.Event(), threading.Event()
-    real = StoragePath.read
+    real = PosixPath.read
 
-    def read(path: StoragePath) -> Any:
+    def read(path: PosixPath) -> Any:
         if threading.current_thread().name == "gracepoint-lease":
             asked.set()
             answers.wait(30)
@@ -480,7 +481,7 @@ def test_a_release_that_was_interrupted_is_done_by_the_next_one(
 
     monkeypatch.setattr(lease, "BEAT_S", 0.01)
     mine = claim(tmp_path, "job-a", held)
-    monkeypatch.setattr(StoragePath, "read", read)
+    monkeypatch.setattr(PosixPath, "read", read)
     assert asked.wait(30)
     assert interrupt(mine.release, 0.05)
     assert list(tmp_path.iterdir()) != []
@@ -531,14 +532,14 @@ def test_a_file_that_is_no_lease_is_not_replaced(tmp_path: Path, held: list[Leas
 
 def away(root: Path, monkeypatch: pytest.MonkeyPatch, errors: list[OSError]) -> None:
     """Has the storage of ``root`` fail with these errors, one after the other, when process 0 first uses it."""
-    make = StoragePath.make_folder_durably
+    make = PosixPath.make_folder_durably
 
-    def make_once_it_is_there(self: StoragePath) -> None:
+    def make_once_it_is_there(self: PosixPath) -> None:
         if errors and str(self) == str(root):
             raise errors.pop(0)
         make(self)
 
-    monkeypatch.setattr(StoragePath, "make_folder_durably", make_once_it_is_there)
+    monkeypatch.setattr(PosixPath, "make_folder_durably", make_once_it_is_there)
     monkeypatch.setattr(lease, "_AWAY_PAUSE_S", 0.01)
 
 

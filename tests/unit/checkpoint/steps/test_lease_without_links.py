@@ -18,7 +18,7 @@ import pytest
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import lease
 from gracepoint.checkpoint.steps.lease import Lease
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError
 from tests.unit.checkpoint.fakes import lease_process

@@ -15,7 +15,7 @@ from gracepoint.checkpoint import ArrayHandler, ParamInfo
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.restoring import restore_path
 from gracepoint.checkpoint.steps import commit, records
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.process_group import SingleProcess
 from tests.unit.checkpoint.fakes.engine import engine, save, small_state
 

@@ -8,12 +8,11 @@ from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import commit, listing, object_deletion, records
 from gracepoint.checkpoint.storage.checks import check_contents
-from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from tests.unit.checkpoint.steps.fakes.small_saves import STEP, write
 from tests.unit.checkpoint.storage.fakes.digests import DigestStore
-from tests.unit.checkpoint.storage.fakes.flat import FlatStore
+from tests.unit.checkpoint.storage.fakes.flat import FlatPath, FlatStore
 
 STORES = pytest.mark.parametrize("kind", [FlatStore, DigestStore], ids=["numbers", "digests"])
 REQUESTS = 30  # more than a sweep makes
@@ -21,7 +20,7 @@ REQUESTS = 30  # more than a sweep makes
 
 def condemned(kind: type[FlatStore]) -> tuple[FlatStore, Layout]:
     store = kind()
-    paths = Layout(StoragePath(store, "run"))
+    paths = Layout(FlatPath(store, "run"))
     assert commit.of(paths).finalize(write(paths, "a", content=b"one"), replace=True)
     commit.of(paths).discard(paths.step(STEP), paths.trash(STEP, "a", 2))
     return store, paths

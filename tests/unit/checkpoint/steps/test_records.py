@@ -12,7 +12,7 @@ from gracepoint.checkpoint import CheckpointManager
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.manifest import Manifest, ManifestPart, StoredFile
 from gracepoint.checkpoint.steps import records
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.errors import CheckpointCorrupt
 from gracepoint.process_group import ProcessGroup
 from tests.unit.checkpoint.fakes.engine import engine, in_gang, restore, save, small_state

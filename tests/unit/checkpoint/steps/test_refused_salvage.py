@@ -9,15 +9,14 @@ import pytest
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import commit, listing
-from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from tests.unit.checkpoint.steps.fakes.small_saves import STEP, write
-from tests.unit.checkpoint.storage.fakes.flat import FlatStore
+from tests.unit.checkpoint.storage.fakes.flat import FlatPath, FlatStore
 
 
 def durable() -> tuple[FlatStore, Layout]:
     store = FlatStore()
-    paths = Layout(StoragePath(store, "run"))
+    paths = Layout(FlatPath(store, "run"))
     write(paths, "a")
 
     def refused(operation: str, key: str) -> None:

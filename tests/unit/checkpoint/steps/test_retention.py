@@ -18,11 +18,12 @@ from gracepoint.checkpoint.reading import stored_tree
 from gracepoint.checkpoint.steps import listing, records, retention
 from gracepoint.checkpoint.steps.commit import RenameCommit
 from gracepoint.checkpoint.steps.retention import Retention
-from gracepoint.checkpoint.storage.backend import Entry
-from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
+from gracepoint.checkpoint.storage.posix import PosixPath
+from gracepoint.checkpoint.storage.storage_path import Entry, StoragePath
 from gracepoint.errors import SettingsError
 from tests.unit.checkpoint.fakes.engine import chunk_files, engine, flip_bit, restore, save, small_state
-from tests.unit.checkpoint.storage.fakes.flat import FlatStore
+from tests.unit.checkpoint.storage.fakes.flat import FlatPath, FlatStore
 
 
 def steps(root: Path) -> list[str]:
@@ -197,12 +198,12 @@ def test_a_step_that_somebody_reads_is_not_deleted_under_them(tmp_path: Path) ->
 
 def flat() -> Layout:
     """A folder in a store that cannot rename, with a step in it."""
-    return Layout(StoragePath(FlatStore(), "run"))
+    return Layout(FlatPath(FlatStore(), "run"))
 
 
 def test_mark_of_a_reader_is_gone_though_it_was_written_late() -> None:
     paths, deleted = flat(), threading.Event()
-    store = paths.root.backend
+    store = paths.root.store
     assert isinstance(store, FlatStore)
     writers: list[threading.Thread] = []
 
@@ -228,7 +229,7 @@ def test_step_in_a_store_without_renames_is_marked(monkeypatch: pytest.MonkeyPat
         raise RuntimeError("can't start new thread")
 
     paths = flat()
-    store, marked = paths.root.backend, threading.Event()
+    store, marked = paths.root.store, threading.Event()
     assert isinstance(store, FlatStore)
     store.after = lambda operation, key: marked.set() if operation == "put" else None
     if not starts:
@@ -315,7 +316,7 @@ def test_a_mark_of_a_reader_counts_for_its_time(
     mark = Path(paths.reading_mark(1))
     mark.touch()
     os.utime(mark, (1000, 1000))
-    monkeypatch.setattr(StoragePath, "now_s", lambda path: 1000 + retention.READING_S + age_s)
+    monkeypatch.setattr(PosixPath, "now_s", lambda path: 1000 + retention.READING_S + age_s)
     retention.apply(paths, Retention(1), newest_good=2, attempt="job-9-a", ordinal=9)
     assert paths.steps() == left
 
@@ -366,7 +367,7 @@ def test_an_older_step_that_was_replaced_meanwhile_is_looked_at_before_deletion(
 
     def apply(now_s: float) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(StoragePath, "now_s", lambda path: now_s)
+            patch.setattr(PosixPath, "now_s", lambda path: now_s)
             rule = Retention(1, keep_for_s=1000)
             retention.apply(paths, rule, newest_good=2, attempt="job-9-a", ordinal=9, looks_before=known)
 
@@ -437,13 +438,13 @@ def test_step_deleted_by_another_process_is_left_out(tmp_path: Path, monkeypatch
     checkpointer = engine(tmp_path)
     for step in (1, 2, 3):
         save(checkpointer, step, small_state())
-    real = StoragePath.entry
+    real = PosixPath.entry
 
-    def entry(path: StoragePath) -> Entry | None:  # between the list of steps and their ages
+    def entry(path: PosixPath) -> Entry | None:  # between the list of steps and their ages
         shutil.rmtree(tmp_path / "2", ignore_errors=True)
         return real(path)
 
-    monkeypatch.setattr(StoragePath, "entry", entry)
+    monkeypatch.setattr(PosixPath, "entry", entry)
     retention.apply(Layout(storage_path(tmp_path)), Retention(2), newest_good=3, attempt="job-0-a", ordinal=9)
     assert steps(tmp_path) == ["1", "3"]
 

@@ -1,4 +1,4 @@
-"""The back ends that the contract holds for, each with an empty folder."""
+"""The stores that the contract holds for, each with an empty folder."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from tests import loop_mount
 from tests.object_stores.fixtures import STORES
 from tests.unit.checkpoint.storage.fakes.unsent import S3Settings
-from tests.unit.checkpoint.storage.fakes.volatile import VolatileBackend
+from tests.unit.checkpoint.storage.fakes.volatile import VolatilePath, VolatileStore
 
 TMPFS = Path("/dev/shm")
 
@@ -48,7 +49,7 @@ def opened(store: str, request: pytest.FixtureRequest, folder: Path) -> Iterator
             bucket = request.getfixturevalue(f"{store}_bucket")
             yield storage_path(f"{bucket.uri}/top")
         case _:
-            found = StoragePath(VolatileBackend(), "/top")
+            found = VolatilePath(VolatileStore(), "/top")
             found.make_folder()
             yield found
 
@@ -93,5 +94,5 @@ def top(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoragePath]
 def renaming(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoragePath]:
     """Returns an empty folder of each store whose folders can be renamed."""
     with opened(request.param, request, tmp_path) as found:
-        assert found.backend.renames
+        assert found.renames
         yield found

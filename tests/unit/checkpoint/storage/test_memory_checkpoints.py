@@ -13,7 +13,8 @@ import pytest
 from gracepoint import checkpoint
 from gracepoint.checkpoint import CheckpointManager
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.checkpoint.verification import verify
 from gracepoint.errors import CheckpointCorrupt, CheckpointExists, CheckpointNotFound, CheckpointRefused
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gracepoint.checkpoint.storage import posix
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.errors import CheckpointError
 from tests import limited_mount
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, save, small_state

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gracepoint.checkpoint.storage import posix
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from tests.forked import forked
 from tests.waiting import PassingTime
 

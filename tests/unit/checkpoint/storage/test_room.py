@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from gracepoint.checkpoint.storage import checks
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,6 @@ def test_a_file_system_without_free_files_says_so(tmp_path: Path, monkeypatch: p
 
 def test_the_room_of_an_object_store_is_not_known() -> None:
     place = storage_path("memory://bucket/run")
-    assert checks.at(place) is None
+    assert checks.room_at(place) is None
     told = checks.explained(OSError(errno.EDQUOT, "507 QuotaExceeded"), place, 10)
     assert "memory://bucket/run: 10 bytes are needed" in told

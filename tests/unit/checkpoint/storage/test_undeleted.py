@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gracepoint.checkpoint.engine import StepCheckpointer
-from gracepoint.checkpoint.storage import posix
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage import undeleted
+from gracepoint.checkpoint.storage.locations import storage_path
 from tests import limits
 from tests.unit.checkpoint.fakes.engine import engine, small_state
 
@@ -21,10 +21,10 @@ from tests.unit.checkpoint.fakes.engine import engine, small_state
 def told() -> Iterator[list[list[str]]]:
     """What is reported."""
     reports: list[list[str]] = []
-    posix.end()
-    posix.listen(reports.append)
+    undeleted.end()
+    undeleted.listen(reports.append)
     yield reports
-    posix.end()
+    undeleted.end()
 
 
 def test_a_deletion_that_fails_is_said_once_with_path_owner_and_error(
@@ -33,30 +33,30 @@ def test_a_deletion_that_fails_is_said_once_with_path_owner_and_error(
     path = tmp_path / "step"
     path.mkdir(mode=0o750)
     for _ in range(3):
-        with posix.telling(path):
+        with undeleted.deleting(path):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     assert caplog.text.count("cannot be deleted") == len(told) == 1
     assert f"{path} cannot be deleted: [Errno 13] Permission denied" in caplog.text
     assert f"it belongs to user {os.geteuid()}" in caplog.text
     assert "mode 0750" in caplog.text
     assert f"this process is user {os.geteuid()}" in caplog.text
-    with posix.telling(path):
+    with undeleted.deleting(path):
         path.rmdir()
     assert told[1:] == [[]]
 
 
 def test_what_somebody_else_deletes_is_forgotten(told: list[list[str]]) -> None:
     for name in ("a", "b"):
-        posix.failed(f"s3://bucket/{name}", OSError("locked"))
-    posix.recheck(lambda path: path.endswith("b"))
+        undeleted.failed(f"s3://bucket/{name}", OSError("locked"))
+    undeleted.recheck(lambda path: path.endswith("b"))
     assert [len(stays) for stays in told] == [1, 2, 1]
     assert "s3://bucket/b cannot be deleted: locked" in told[-1][0]
 
 
 def test_another_start_says_it_again(caplog: pytest.LogCaptureFixture, told: list[list[str]]) -> None:
     for _ in range(2):
-        posix.failed("/nowhere/3", OSError("no"))
-        posix.end()
+        undeleted.failed("/nowhere/3", OSError("no"))
+        undeleted.end()
     assert caplog.text.count("/nowhere/3 cannot be deleted") == 2
 
 
@@ -97,10 +97,10 @@ def test_trash_that_stays_in_part_is_said_with_the_path_within(tmp_path: Path, t
     for name in ("other", "inner/file"):
         (trash / name).write_bytes(b"x")
     with held(trash / "inner"):
-        (top / "trash").delete_folder()
+        undeleted.delete_folder(top / "trash")
         assert [path.name for path in trash.iterdir()] == ["inner"]
         ((said,),) = told
         assert "Read-only file system: 'file'" in said or "Read-only file system" in said
-    (top / "trash").delete_folder()
+    undeleted.delete_folder(top / "trash")
     assert not trash.exists()
     assert told[-1] == []

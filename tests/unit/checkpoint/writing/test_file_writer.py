@@ -24,21 +24,22 @@ import pytest
 from gracepoint.checkpoint import WriteOptions
 from gracepoint.checkpoint.format.array_spec import ArraySpec, Chunk
 from gracepoint.checkpoint.format.manifest import StoredFile
-from gracepoint.checkpoint.memory import ArrayBytes, aligned_empty
-from gracepoint.checkpoint.storage import direct_io
-from gracepoint.checkpoint.storage.direct_io import ALIGNMENT_BYTES, BLOCK_BYTES, Buffer
-from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
-from gracepoint.checkpoint.writing import files as file_writer
-from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
-from gracepoint.checkpoint.writing.files import FileWriter, WriteJob, WrittenFiles
-from gracepoint.checkpoint.writing.pool import THREADS, WritePool
+from gracepoint.checkpoint.memory import ArrayBytes, aligned_empty, bytes_of
+from gracepoint.checkpoint.storage.buffers import ALIGNMENT_BYTES, BLOCK_BYTES, Buffer
+from gracepoint.checkpoint.storage.locations import local_path, storage_path
+from gracepoint.checkpoint.storage.posix import PosixPath
+from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checkpoint.writing import chunk_writer as file_writer
+from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter, FileWriter
+from gracepoint.checkpoint.writing.job import WriteJob
+from gracepoint.checkpoint.writing.pool import THREADS, Folders
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from gracepoint.process_group import ProcessGroup
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, in_gang, restore, rich_state, save
 from tests.unit.checkpoint.fakes.thread_limit import allow_threads
 from tests.unit.checkpoint.fakes.watched_buffer import WatchedBuffer
-from tests.unit.checkpoint.storage.fakes.flat import FlatStore
+from tests.unit.checkpoint.storage.fakes.flat import FlatPath, FlatStore
 
 SIZES = (
     *(0, 1, ALIGNMENT_BYTES - 1, ALIGNMENT_BYTES, (1 << 16) + 1, BLOCK_BYTES - 1),
@@ -49,13 +50,13 @@ SIZES = (
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A folder with direct I/O: the test's own, or one beside the code if the tests' folders are in memory."""
-    if direct_io.has_direct_io(tmp_path):
+    if local_path(tmp_path).has_direct_io():
         yield tmp_path
         return
     cache = Path(__file__).parents[4] / ".cache"
     cache.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as folder:
-        if not direct_io.has_direct_io(Path(folder)):
+        if not local_path(Path(folder)).has_direct_io():
             pytest.skip(f"neither {tmp_path} nor {cache} is on a file system with direct I/O (O_DIRECT)")
         yield Path(folder)
 
@@ -116,9 +117,9 @@ def test_a_file_holds_exactly_what_was_given_and_its_checksum_is_returned(
     data[:] = random_bytes(size)
     path = folder / "file"
     path.write_bytes(b"longer than that, and in its place" * 100)
-    if direct and not direct_io.has_direct_io(folder):
+    if direct and not local_path(folder).has_direct_io():
         direct = False
-    checksum = direct_io.write_file(str(path), as_they_are(data), Buffer(), lambda: None, direct=direct)
+    checksum = local_path(path).write_large(as_they_are(data), Buffer(), lambda: None, direct=direct)
     assert path.read_bytes() == data.tobytes()
     assert checksum == zlib.crc32(data.data)
 
@@ -129,7 +130,7 @@ def test_aligned_values_are_written_from_where_they_are(tmp_path: Path) -> None:
         data = aligned_empty((past_alignment + BLOCK_BYTES,), np.dtype(np.uint8), ALIGNMENT_BYTES)[past_alignment:]
         data[:] = 1
         buffer = WatchedBuffer()
-        direct_io.write_file(str(tmp_path / "file"), as_they_are(data), buffer, lambda: None, direct=True)
+        local_path(tmp_path / "file").write_large(as_they_are(data), buffer, lambda: None, direct=True)
         taken[past_alignment] = buffer.used
     assert taken == {0: False, 64: True}
 
@@ -141,7 +142,7 @@ def test_file_size_limit_fails_with_the_system_error_and_path(tmp_path: Path, li
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
         with pytest.raises(OSError, match=re.escape(str(path))) as raised:
-            direct_io.write_file(str(path), as_they_are(data), Buffer(), lambda: None, direct=True)
+            local_path(path).write_large(as_they_are(data), Buffer(), lambda: None, direct=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert raised.value.errno == errno.EFBIG
@@ -158,13 +159,13 @@ def test_large_values_bypass_the_page_cache_where_supported(disk: Path, monkeypa
     assert not list(disk.iterdir())
     monkeypatch.setattr(os, "open", noting)
     for name, size in (("large", 1 << 20), ("small", 100)):
-        direct_io.write_file(str(disk / name), as_they_are(random_bytes(size)), Buffer(), lambda: None, direct=True)
+        local_path(disk / name).write_large(as_they_are(random_bytes(size)), Buffer(), lambda: None, direct=True)
     assert {name: bool(flags & os.O_DIRECT) for name, flags in opened.items()} == {"large": True, "small": False}
 
 
 def test_a_file_system_in_memory_has_no_direct_io() -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as path:
-        assert not direct_io.has_direct_io(Path(path))
+        assert not local_path(Path(path)).has_direct_io()
         assert not os.listdir(path)
 
 
@@ -182,13 +183,13 @@ def test_a_file_system_that_refuses_the_flag_has_no_direct_io(
         return descriptor
 
     monkeypatch.setattr(os, "open", refusing)
-    assert not direct_io.has_direct_io(tmp_path)
+    assert not local_path(tmp_path).has_direct_io()
     assert not list(tmp_path.iterdir())
 
 
 def test_a_probe_in_a_folder_that_cannot_be_written_raises(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        direct_io.has_direct_io(tmp_path / "missing")
+        local_path(tmp_path / "missing").has_direct_io()
 
 
 def test_all_files_are_written_and_listed(folder: Path) -> None:
@@ -208,7 +209,7 @@ def test_all_files_are_written_and_listed(folder: Path) -> None:
 
 def test_chunks_of_a_store_without_syncs_are_reported_when_written() -> None:
     source = Given([random_bytes(size) for size in (1, 2)])
-    FileWriter(WriteOptions()).write(job(StoragePath(FlatStore(), "run/1"), source), soon())
+    FileWriter(WriteOptions()).write(job(FlatPath(FlatStore(), "run/1"), source), soon())
     assert sorted(source.released) == ["w/0", "w/1"]
 
 
@@ -229,17 +230,16 @@ def test_a_limit_on_bytes_holds_back_chunks_alone(monkeypatch: pytest.MonkeyPatc
     store = FlatStore()
     store.before = before
     monkeypatch.setattr(file_writer, "sync_folders", sync)
-    given = job(StoragePath(store, "run/1"), Given([random_bytes(1)]))
+    given = job(FlatPath(store, "run/1"), Given([random_bytes(1)]))
     written = FileWriter(WriteOptions(write_limit_bytes=1)).write(given, soon(100))
     assert set(written.files) == {"a/b", "default/w/.zarray", "default/w/0"}
 
 
 def test_one_file_alone_is_written_and_listed(tmp_path: Path) -> None:
-    top, written = storage_path(tmp_path), WrittenFiles()
-    folders, pool = file_writer.Folders(top, direct=False), WritePool([], None, top, soon())
-    file_writer.write_file(folders, "a/b", file_writer.bytes_of(b"words"), written, pool, Buffer())
+    folders = Folders(storage_path(tmp_path), direct=False)
+    written = folders.write("a/b", bytes_of(b"words"), Buffer(), lambda: None)
     assert (tmp_path / "a/b").read_bytes() == b"words"
-    assert written.files == {"a/b": StoredFile(5, zlib.crc32(b"words"))}
+    assert written == StoredFile(5, zlib.crc32(b"words"))
 
 
 def test_of_another_process_s_chunks_only_checksums_are_taken(tmp_path: Path) -> None:
@@ -316,6 +316,20 @@ def test_memory_is_reserved_only_for_a_writer_that_is_used(
     assert not list(disk.iterdir())
 
 
+@pytest.mark.parametrize("express", [True, False])
+def test_a_warm_up_writes_with_each_writer_that_a_save_may_use_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, express: bool
+) -> None:
+    checked, written, store = list[str](), list[str](), FlatStore()
+    monkeypatch.setattr(FlatPath, "check_usable", lambda folder: checked.append(folder.key))
+    store.before = lambda operation, key: written.append(key) if operation == "put" else None
+    ChunkWriter(WriteOptions(express=express)).warm(FlatPath(store, "run/warm"), soon())
+    assert checked == ["run"]
+    assert sorted(set(written)) == ["run/warm/probe/.zarray", "run/warm/probe/0"]
+    assert written.count("run/warm/probe/0") == (2 if express else 1)
+    assert store.objects == {}
+
+
 def test_threads_end_with_their_save(tmp_path: Path) -> None:
     before = _writers()
     FileWriter(WriteOptions()).write(job(tmp_path, Given([random_bytes(5)])), soon())
@@ -331,7 +345,7 @@ def test_an_error_of_one_file_fails_the_save_and_names_it(
 
     monkeypatch.setattr(os, "pwrite", full)
     writer = FileWriter(WriteOptions(write_limit_bytes=limit_bytes))
-    monkeypatch.setattr(StoragePath, "has_direct_io", lambda _: True)
+    monkeypatch.setattr(PosixPath, "has_direct_io", lambda _: True)
     with pytest.raises(OSError, match=r"No space left on device: '.*/(w/\d+|w/\.zarray|a/b)'"):
         writer.write(job(tmp_path, Given([random_bytes(1 << 20)] * 100)), soon())
 

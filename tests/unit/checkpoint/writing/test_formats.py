@@ -20,7 +20,7 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.options import SaveArgs, WriteOptions
 from gracepoint.checkpoint.steps import recovery
 from gracepoint.checkpoint.steps.records import done_records
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.errors import CheckpointCorrupt, SaveFailed
 from tests.unit.checkpoint.fakes.engine import (
     assert_same,

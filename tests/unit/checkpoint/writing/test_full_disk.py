@@ -20,8 +20,8 @@ from gracepoint.checkpoint import WriteOptions, verify
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import lease, retention
 from gracepoint.checkpoint.steps.commit import RenameCommit
-from gracepoint.checkpoint.storage.posix import PosixBackend
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
+from gracepoint.checkpoint.storage.posix import PosixPath
 from gracepoint.errors import CheckpointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
 from tests import limits
@@ -213,8 +213,8 @@ def test_a_start_on_a_full_disk_ends_if_what_was_left_cannot_be_deleted(
 
     monkeypatch.setattr(retention, "DEAD_S", -1.0)
     monkeypatch.setattr(lease, "PATIENCE_S", 2.0)
-    monkeypatch.setattr(PosixBackend, "delete_folder", refused)
-    monkeypatch.setattr(PosixBackend, "publish", refused)
+    monkeypatch.setattr(PosixPath, "delete_folder", refused)
+    monkeypatch.setattr(PosixPath, "publish", refused)
     (disk / left).mkdir()
     limits.fill(disk)
     (disk / "small").write_bytes(b"")

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from gracepoint import machine
-from gracepoint.checkpoint.storage.direct_io import Buffer, UnsyncedFile
-from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
+from gracepoint.checkpoint.storage.buffers import Buffer, UnsyncedFile
+from gracepoint.checkpoint.storage.locations import storage_path
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.checkpoint.writing.pool import (
     THREADS,
     Finish,

@@ -18,11 +18,12 @@ from gracepoint.checkpoint import WriteOptions
 from gracepoint.checkpoint.format.array_spec import ArraySpec, Chunk
 from gracepoint.checkpoint.format.manifest import StoredFile
 from gracepoint.checkpoint.memory import crc32
-from gracepoint.checkpoint.storage import direct_io
-from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES
-from gracepoint.checkpoint.storage.storage_path import storage_path
-from gracepoint.checkpoint.writing import files
-from gracepoint.checkpoint.writing.files import FileWriter, WriteJob
+from gracepoint.checkpoint.storage import buffers, posix
+from gracepoint.checkpoint.storage.buffers import BLOCK_BYTES
+from gracepoint.checkpoint.storage.locations import storage_path
+from gracepoint.checkpoint.writing import chunk_writer
+from gracepoint.checkpoint.writing.chunk_writer import FileWriter
+from gracepoint.checkpoint.writing.job import WriteJob
 from gracepoint.checkpoint.writing.pool import THREADS, IdlePriority
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
@@ -72,8 +73,8 @@ def test_files_that_new_threads_take_over_are_whole_and_reported_once(
         ways.append(IdlePriority(is_urgent))
         return ways[0]
 
-    monkeypatch.setattr(files, "IdlePriority", noted)
-    monkeypatch.setattr(direct_io, "crc32", interrupted)
+    monkeypatch.setattr(chunk_writer, "IdlePriority", noted)
+    monkeypatch.setattr(posix, "crc32", interrupted)
     values = [np.random.default_rng(n).integers(0, 256, 2 * BLOCK_BYTES + 5, np.uint8) for n in range(THREADS + 4)]
     source = Numbered(values, mine=True)
     written = FileWriter(WriteOptions()).write(
@@ -94,7 +95,7 @@ def test_a_save_that_is_stopped_takes_no_more_of_a_checksum(tmp_path: Path, monk
         deadline.cancel("the job is told to stop")
         return crc32(block, checksum)
 
-    monkeypatch.setattr(direct_io, "crc32", stops)
+    monkeypatch.setattr(buffers, "crc32", stops)
     source = Numbered([np.zeros(4 * BLOCK_BYTES, np.uint8)], mine=False)
     with pytest.raises(SaveFailed, match="the job is told to stop"):
         FileWriter(WriteOptions()).write(source.job(tmp_path), deadline)

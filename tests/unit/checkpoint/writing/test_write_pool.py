@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from gracepoint.checkpoint.memory import ArrayBytes
-from gracepoint.checkpoint.storage.direct_io import Buffer, write_file
-from gracepoint.checkpoint.storage.storage_path import storage_path
+from gracepoint.checkpoint.storage.buffers import Buffer
+from gracepoint.checkpoint.storage.locations import storage_path
+from gracepoint.checkpoint.storage.posix import PosixPath
 from gracepoint.checkpoint.writing.pool import _MOST_UNSYNCED, _WAITING_BYTES, SYNCERS, THREADS, Finish, WritePool
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
@@ -64,12 +65,12 @@ class Files:
 
     def add(self) -> None:
         self._made += 1
-        path = str(self._folder / str(self._made))
+        path = PosixPath(str(self._folder / str(self._made)))
 
         def act(buffer: Buffer) -> Finish:
             data = ArrayBytes(np.ones(10, np.uint8), np.dtype(np.uint8))
             files: list[Any] = []
-            write_file(path, data, buffer, lambda: None, direct=False, later=files.append)
+            path.write_large(data, buffer, lambda: None, direct=False, later=files.append)
             with self._lock:
                 self.written += 1
             return Finish(files[0], self._reported)

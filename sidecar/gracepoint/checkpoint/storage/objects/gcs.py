@@ -26,10 +26,10 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from gracepoint.checkpoint.storage.backend import Entry, Generation, NotAdmitted
 from gracepoint.checkpoint.storage.objects import provider
 from gracepoint.checkpoint.storage.objects.http import Body, Exchange, Request, connections_to
 from gracepoint.checkpoint.storage.objects.provider import Found, Page, Renewed, StoreClock, StoreCredentials, Transient
+from gracepoint.checkpoint.storage.storage_path import Entry, Generation, NotAdmitted
 from gracepoint.errors import SettingsError
 
 _GOOGLE = "https://storage.googleapis.com"

@@ -39,7 +39,7 @@ from typing import Any, NoReturn, Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from gracepoint.checkpoint.memory import ArrayBytes, crc32
-from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES, Buffer
+from gracepoint.checkpoint.storage.buffers import BLOCK_BYTES, Buffer
 from gracepoint.threads import forget_in_child
 
 #: Seconds without any progress after which a connection counts as dead.

@@ -23,9 +23,9 @@ import time
 from collections.abc import Callable
 from typing import Generic, NoReturn, TypeVar
 
-from gracepoint.checkpoint.storage import backend
 from gracepoint.checkpoint.storage.objects.http import LOOK_EVERY_S, STALL_S, Exchange, Unreachable
 from gracepoint.checkpoint.storage.objects.provider import ConditionFailed, Transient
+from gracepoint.checkpoint.storage.storage_path import current_limit
 from gracepoint.deadline import Backoff
 from gracepoint.threads import DaemonThread, forget_in_child
 
@@ -244,7 +244,7 @@ class Persistence:
             size_bytes: Bytes that the request sends or gets.
             go_on: Called before each request and while waiting. An error that it raises ends the call.
             patient: If True, there is no timeout for all repetitions together, as ``go_on`` ends the call. If the
-                thread has a limit (``backend.ended_by``), that limit takes the place of the timeout, too.
+                thread has a limit (``ended_by``), that limit takes the place of the timeout, too.
             hedge: Whether the request is made a second time if it is slow.
 
         Raises:
@@ -253,7 +253,7 @@ class Persistence:
         """
         began_s, pauses, pace = time.monotonic(), request_backoff(), self._paces[kind]
         is_said = False
-        limit = backend.current()
+        limit = current_limit()
         patient = patient or limit is not None
         check = go_on if limit is None else _both(limit, go_on)
 
@@ -292,7 +292,7 @@ class Persistence:
             TimeoutError: The request did not succeed in time.
             OSError: Another error of ``act``.
         """
-        limit = backend.current() or _nothing
+        limit = current_limit() or _nothing
 
         def unclosed(race: Exchange) -> Exchange:
             exchange = self._new_exchange()

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 from xml.etree import ElementTree
 
-from gracepoint.checkpoint.storage.backend import Entry, Generation, NotAdmitted
 from gracepoint.checkpoint.storage.objects.http import LOOK_EVERY_S, STALL_S, Body, Connections, Exchange
+from gracepoint.checkpoint.storage.storage_path import Entry, Generation, NotAdmitted
 from gracepoint.errors import SettingsError
 from gracepoint.threads import DaemonThread
 

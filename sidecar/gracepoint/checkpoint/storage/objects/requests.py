@@ -27,8 +27,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from gracepoint.checkpoint.storage import backend
-from gracepoint.checkpoint.storage.backend import HOT_BYTES, Generation, StaleGeneration
 from gracepoint.checkpoint.storage.objects.http import ArrayBody, Exchange, Unreachable
 from gracepoint.checkpoint.storage.objects.persistence import Persistence, request_backoff, wait
 from gracepoint.checkpoint.storage.objects.provider import (
@@ -39,6 +37,7 @@ from gracepoint.checkpoint.storage.objects.provider import (
     UploadConflict,
     Uploads,
 )
+from gracepoint.checkpoint.storage.storage_path import HOT_BYTES, Generation, StaleGeneration, current_limit, ended_by
 
 #: Bytes of the parts in which a large range is read. A request takes a round trip, and time for its bytes.
 READ_PART_BYTES = 8 << 20
@@ -97,7 +96,7 @@ class ObjectReader:
     def _read_at_once(self, out: memoryview, offset: int) -> None:
         parts = collections.deque(range(0, len(out), READ_PART_BYTES))
         errors: list[BaseException] = []
-        limit = backend.current()
+        limit = current_limit()
 
         def read(stream: _RangeStream, *, from_the_end: bool) -> None:
             try:
@@ -112,7 +111,7 @@ class ObjectReader:
 
         def help_() -> None:
             try:
-                with backend.ended_by(limit), self._stream.another() as stream:
+                with ended_by(limit), self._stream.another() as stream:
                     read(stream, from_the_end=True)
             finally:
                 self._slots.release()
@@ -175,7 +174,7 @@ class _RangeStream:
                 wait_s = pauses.next_s()
                 if time.monotonic() + wait_s > until_s:
                     raise
-                wait(wait_s, backend.current() or _nothing)
+                wait(wait_s, current_limit() or _nothing)
                 continue
             filled += received
             self._position += received
@@ -220,10 +219,10 @@ def run(acts: Sequence[Callable[[], object]], *, threads: int) -> None:
     """Calls all of ``acts``. After an error no more of them are called. Raises it when those that run have ended."""
     numbers = itertools.count()  # each call takes one number, in any thread
     errors: list[BaseException] = []
-    limit = backend.current()
+    limit = current_limit()
 
     def help_() -> None:
-        with backend.ended_by(limit):
+        with ended_by(limit):
             work()
 
     def work() -> None:
@@ -283,7 +282,7 @@ def write(
     note: str,
     go_on: GoOn | None,
 ) -> Generation:
-    """Writes an object, and returns its generation. See ``ObjectBackend.write``.
+    """Writes an object, and returns its generation. See ``ObjectPath.write``.
 
     Raises:
         ConditionFailed: The object has another generation. Or the object was written, and the reply to that was lost;

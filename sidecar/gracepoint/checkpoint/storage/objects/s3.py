@@ -30,7 +30,6 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 from xml.etree import ElementTree
 
-from gracepoint.checkpoint.storage.backend import Entry, Generation, NotAdmitted
 from gracepoint.checkpoint.storage.objects import provider
 from gracepoint.checkpoint.storage.objects.http import Body, Bytes, Connections, Exchange, Request, connections_to
 from gracepoint.checkpoint.storage.objects.provider import (
@@ -42,6 +41,7 @@ from gracepoint.checkpoint.storage.objects.provider import (
     Transient,
     UploadConflict,
 )
+from gracepoint.checkpoint.storage.storage_path import Entry, Generation, NotAdmitted
 from gracepoint.errors import SettingsError
 
 #: The header for the metadata field in which a writer leaves a note.

@@ -14,9 +14,8 @@ from typing import ClassVar
 
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.storage.objects.gcs import GcsApi
-from gracepoint.checkpoint.storage.objects.object_store import ObjectBackend
+from gracepoint.checkpoint.storage.objects.object_store import BucketStore, ObjectPath
 from gracepoint.checkpoint.storage.objects.s3 import S3Api
-from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import GracepointError
 from tests.object_stores.fault_proxy import FaultProxy
 from tests.object_stores.faults import cut_after
@@ -26,23 +25,31 @@ from tests.unit.checkpoint.steps.fakes.flat_machine import FlatMachine
 _PATIENCE_S = 0.1
 
 
-class VirtualBackend(ObjectBackend):
+class VirtualStore(BucketStore):
     """A bucket whose clock the test moves on."""
 
     later_s = 0.0
 
+
+class VirtualPath(ObjectPath):
+    """A location there."""
+
+    __slots__ = ()
+
+    store: VirtualStore
+
     def sleep(self, seconds: float) -> None:
-        self.later_s += seconds
+        self.store.later_s += seconds
 
-    def now_s(self, key: str) -> float:
-        return time.time() + self.later_s
+    def now_s(self) -> float:
+        return time.time() + self.store.later_s
 
 
-def backend_of(bucket: Bucket, *, patience_s: float = _PATIENCE_S, hedges: bool = False) -> VirtualBackend:
-    """Returns a back end of its own for ``bucket``."""
+def store_of(bucket: Bucket, *, patience_s: float = _PATIENCE_S, hedges: bool = False) -> VirtualStore:
+    """Returns a store of the test's own for ``bucket``."""
     with unittest.mock.patch.dict(os.environ, bucket.environment):
         api = GcsApi(bucket.name) if bucket.scheme == "gs" else S3Api(bucket.name)
-    return VirtualBackend(api, hedges=hedges, patience_s=patience_s)
+    return VirtualStore(api, hedges=hedges, patience_s=patience_s)
 
 
 class BucketMachine(FlatMachine):
@@ -54,8 +61,8 @@ class BucketMachine(FlatMachine):
         super().__init__()
         bucket = server.bucket()
         self.proxy = proxy
-        self._near = backend_of(bucket, patience_s=20.0)
-        self._far = backend_of(Bucket(bucket.scheme, bucket.name, proxy.url, server.environment(proxy.url)))
+        self._near = store_of(bucket, patience_s=20.0)
+        self._far = store_of(Bucket(bucket.scheme, bucket.name, proxy.url, server.environment(proxy.url)))
         self._last: int | None = None  # the last request that reaches the store
         self._use(self._near)
 
@@ -63,8 +70,8 @@ class BucketMachine(FlatMachine):
         if self._last is not None and self.proxy.number > self._last:
             raise TimeoutError("the connection was cut")
 
-    def _use(self, backend: VirtualBackend) -> None:
-        self.paths = Layout(StoragePath(backend, "checkpoints"))
+    def _use(self, store: VirtualStore) -> None:
+        self.paths = Layout(VirtualPath(store, "checkpoints"))
 
     def cut(self, act: Callable[[], object], request: int, *, lose_last_reply: bool) -> bool:
         """Runs ``act``, which dies after a request. Then the next attempt starts. Returns whether ``act`` ended."""

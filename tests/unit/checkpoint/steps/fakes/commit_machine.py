@@ -21,10 +21,12 @@ from gracepoint.checkpoint.format.manifest import StoredFile, file_of
 from gracepoint.checkpoint.steps import commit, listing, records, retention
 from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.checkpoint.storage.checks import check_contents
-from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
+from gracepoint.checkpoint.storage.locations import storage_path
+from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from tests.unit.checkpoint.steps.fakes.done_records import done_record
-from tests.unit.checkpoint.storage.fakes.volatile import Crash, VolatileBackend
+from tests.unit.checkpoint.storage.fakes.fake_store import FakePath, FakeStore
+from tests.unit.checkpoint.storage.fakes.volatile import Crash, VolatilePath, VolatileStore
 
 EVENTS = ("nothing", "dies", "crashes", "crashes without names", "another starts", "another looks")
 #: More than the operations of a save of two processes that replaces another one.
@@ -51,14 +53,15 @@ class Allowed:
 
 
 class CommitMachine(RuleBasedStateMachine):
-    """See the module. Subclasses that are wrong on purpose replace ``backend_type``."""
+    """See the module. Subclasses with another store, or one that is wrong on purpose, replace the types."""
 
-    backend_type: ClassVar[type[VolatileBackend]] = VolatileBackend
+    store_type: ClassVar[type[FakeStore]] = VolatileStore
+    path_type: ClassVar[type[FakePath]] = VolatilePath
 
     def __init__(self) -> None:
         super().__init__()
-        self.backend = self.backend_type()
-        self.paths = Layout(StoragePath(self.backend, "/checkpoints"))
+        self.store = self.store_type()
+        self.paths = Layout(self.path_type(self.store, "/checkpoints"))
         self.paths.root.make_folder_durably()
         self.model: dict[int, Allowed] = {}
         self.attempts = itertools.count(1)
@@ -108,7 +111,7 @@ class CommitMachine(RuleBasedStateMachine):
 
     @rule()
     def hours_pass(self) -> None:
-        self.backend.time_s += 2 * OLD_S
+        self.store.time_s += 2 * OLD_S
 
     # --- what processes do
 
@@ -153,10 +156,10 @@ class CommitMachine(RuleBasedStateMachine):
         commit.of(self.paths).empty_trash()
 
     def _clock(self) -> float:
-        return self.backend.time_s
+        return self.store.time_s
 
     def _sleep(self, seconds: float) -> None:
-        self.backend.time_s += seconds
+        self.store.time_s += seconds
 
     # --- crashes and other processes
 
@@ -166,19 +169,19 @@ class CommitMachine(RuleBasedStateMachine):
 
         def before(operation: str, key: str) -> None:
             if next(numbers) == moment:
-                self.backend.before = _nothing
+                self.store.before = _nothing
                 self._happen(event)
 
-        self.backend.before = before
+        self.store.before = before
         try:
             act()
         except Dies:
             return False
         except Crash:
-            self.backend.crash(keeps_names=event == "crashes")
+            self.store.crash(keeps_names=event == "crashes")
             return False
         finally:
-            self.backend.before = _nothing
+            self.store.before = _nothing
         return True
 
     def _happen(self, event: str) -> None:

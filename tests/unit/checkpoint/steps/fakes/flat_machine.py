@@ -9,22 +9,19 @@ import itertools
 from collections.abc import Sequence
 from typing import ClassVar, cast
 
-import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Temporary
-from gracepoint.checkpoint.format.manifest import file_of
-from gracepoint.checkpoint.memory import ArrayBytes
 from gracepoint.checkpoint.steps import commit, listing
-from gracepoint.checkpoint.storage.direct_io import Buffer
 from gracepoint.errors import CheckpointCorrupt, SaveFailed
 from tests.unit.checkpoint.steps.fakes.commit_machine import Allowed, CommitMachine, Dies
 from tests.unit.checkpoint.steps.fakes.done_records import done_record
+from tests.unit.checkpoint.steps.fakes.small_saves import write_file
 from tests.unit.checkpoint.storage.fakes.digests import DigestStore
-from tests.unit.checkpoint.storage.fakes.flat import FlatStore
-from tests.unit.checkpoint.storage.fakes.volatile import VolatileBackend
+from tests.unit.checkpoint.storage.fakes.fake_store import FakePath, FakeStore
+from tests.unit.checkpoint.storage.fakes.flat import FlatPath, FlatStore
 
 #: "sleeps": the process sleeps while the next attempt starts and saves the same step, and then goes on.
 EVENTS = ("nothing", "dies", "dies after its request", "another starts", "another looks", "sleeps")
@@ -41,7 +38,8 @@ class NotCommitted(Exception):
 class FlatMachine(CommitMachine):
     """See the module."""
 
-    backend_type: ClassVar[type[VolatileBackend]] = cast(type[VolatileBackend], FlatStore)
+    store_type: ClassVar[type[FakeStore]] = FlatStore
+    path_type: ClassVar[type[FakePath]] = FlatPath
     #: The objects of each of Orbax's steps.
     orbax: ClassVar[dict[int, tuple[str, ...]]] = {
         0: ("default/_METADATA", layout.STEP_METADATA, layout.COMMIT_SUCCESS),
@@ -109,12 +107,7 @@ class FlatMachine(CommitMachine):
                 ):
                     # The last file is the same in all saves, and so is its generation in some stores.
                     data = b"same" if "/s/" in path else f"{contents}:{process}".encode()
-                    place = writing.folder / path
-                    values = np.frombuffer(data, np.uint8)
-                    place.backend.write_large(
-                        place.key, ArrayBytes(values, values.dtype), Buffer(), self._go_on, direct=False
-                    )
-                    files[path] = file_of(data)
+                    files[path] = write_file(writing, path, data, self._go_on)
                 record = done_record(
                     temporary,
                     self.paths.item,
@@ -157,7 +150,7 @@ class FlatMachine(CommitMachine):
         if event != "dies after its request":
             return super()._while(event, moment, act)  # type: ignore[arg-type]
         numbers = itertools.count()
-        store = cast(FlatStore, self.backend)
+        store = cast(FlatStore, self.store)
 
         def after(operation: str, key: str) -> None:
             if next(numbers) == moment:
@@ -206,7 +199,7 @@ class FlatMachine(CommitMachine):
 class DigestMachine(FlatMachine):
     """The machine on a store that tells versions apart by their contents."""
 
-    backend_type: ClassVar[type[VolatileBackend]] = cast(type[VolatileBackend], DigestStore)
+    store_type = DigestStore
 
 
 def _nothing(operation: str, key: str) -> None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.array_spec import tree_digest
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import DoneRecord, file_of
-from gracepoint.checkpoint.memory import ArrayBytes
+from gracepoint.checkpoint.format.manifest import DoneRecord, StoredFile
+from gracepoint.checkpoint.memory import bytes_of
 from gracepoint.checkpoint.steps import commit
-from gracepoint.checkpoint.storage.direct_io import Buffer
+from gracepoint.checkpoint.steps.records import Writing
+from gracepoint.checkpoint.storage.buffers import Buffer
+from gracepoint.checkpoint.writing.pool import Folders
 
 STEP = 200
+
+
+def write_file(writing: Writing, path: str, data: bytes, go_on: Callable[[], None] = lambda: None) -> StoredFile:
+    """Writes a file of a save, as its writers do."""
+    return Folders(writing.folder, writing.place, direct=False).write(path, bytes_of(data), Buffer(), go_on)
 
 
 def write(paths: Layout, attempt: str, *, durable: bool = True, content: bytes = b"ours") -> Temporary:
@@ -21,10 +28,7 @@ def write(paths: Layout, attempt: str, *, durable: bool = True, content: bytes =
     with commit.of(paths).writing(temporary, 0, process_index=0) as writing:
         files = {}
         for path, data in ((layout.host_state_file(0), b"same"), ("default/x/0", content)):
-            place, values = writing.folder / path, np.frombuffer(data, np.uint8)
-            place.parent.make_folder()
-            place.backend.write_large(place.key, ArrayBytes(values, values.dtype), Buffer(), lambda: None, direct=False)
-            files[path] = file_of(data)
+            files[path] = write_file(writing, path, data)
         if durable:
             record = DoneRecord(
                 step=STEP,

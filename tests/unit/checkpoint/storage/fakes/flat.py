@@ -10,12 +10,20 @@ import contextlib
 import dataclasses
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from gracepoint.checkpoint.memory import ArrayBytes
-from gracepoint.checkpoint.storage.backend import Child, Entry, Generation, Noted, StaleGeneration, Value
-from gracepoint.checkpoint.storage.direct_io import Buffer, Later, checksum_of
-from tests.unit.checkpoint.storage.fakes.in_memory import InMemory
+from gracepoint.checkpoint.storage.buffers import Buffer, Later, checksum_of
+from gracepoint.checkpoint.storage.storage_path import (
+    Child,
+    Entry,
+    Generation,
+    Noted,
+    StaleGeneration,
+    StoragePath,
+    Value,
+)
+from tests.unit.checkpoint.storage.fakes.fake_store import FakePath, FakeStore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +34,8 @@ class Object:
     note: str
 
 
-class FlatStore(InMemory):
+class FlatStore(FakeStore):
     """One bucket."""
-
-    renames = False
-    is_far = True
-    tensorstore_error = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,52 +46,61 @@ class FlatStore(InMemory):
         """Does nothing: what the store has answered is durable."""
 
     @contextlib.contextmanager
-    def _request(self, name: str, key: str) -> Iterator[None]:
+    def request(self, name: str, key: str) -> Iterator[None]:
         self.before(name, key)
-        with self._lock:
+        with self.lock:
             self.time_s += 1e-3
             yield
         self.after(name, key)
 
-    def _set(self, key: str, data: bytes, note: str = "") -> Generation:
-        self.objects[key] = Object(data, next(self._numbers), self.time_s, note)
+    def set(self, key: str, data: bytes, note: str = "") -> Generation:
+        self.objects[key] = Object(data, next(self.numbers), self.time_s, note)
         return Generation(str(self.objects[key].number))
 
-    def url(self, key: str) -> str:
-        return f"flat:{key}"
 
-    def create(self, key: str, data: bytes) -> Generation:
-        with self._request("create", key):
-            if key in self.objects:
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), key)
-            return self._set(key, data)
+class FlatPath(FakePath):
+    """The name of an object, or a prefix of names."""
 
-    def read(self, key: str) -> Value:
-        with self._request("read", key):
-            if key not in self.objects:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), key)
-            found = self.objects[key]
+    __slots__ = ()
+
+    renames = False
+    is_far = True
+    store: FlatStore
+
+    def __str__(self) -> str:
+        return f"flat:{self.key}"
+
+    def create(self, data: bytes) -> Generation:
+        with self.store.request("create", self.key):
+            if self.key in self.store.objects:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.key)
+            return self.store.set(self.key, data)
+
+    def read(self) -> Value:
+        with self.store.request("read", self.key):
+            if self.key not in self.store.objects:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.key)
+            found = self.store.objects[self.key]
             return Value(found.data, Generation(str(found.number)))
 
-    def replace(self, key: str, data: bytes, generation: Generation) -> Generation:
-        with self._request("replace", key):
-            self._check(key, generation)
-            return self._set(key, data)
+    def replace(self, data: bytes, generation: Generation) -> Generation:
+        with self.store.request("replace", self.key):
+            self._check(generation)
+            return self.store.set(self.key, data)
 
-    def _check(self, key: str, generation: Generation) -> None:
-        if key not in self.objects or str(self.objects[key].number) != generation:
-            raise StaleGeneration(errno.ESTALE, "replaced meanwhile", key)
+    def _check(self, generation: Generation) -> None:
+        if self.key not in self.store.objects or str(self.store.objects[self.key].number) != generation:
+            raise StaleGeneration(errno.ESTALE, "replaced meanwhile", self.key)
 
-    def put(self, key: str, data: bytes) -> None:
-        with self._request("put", key):
-            self._set(key, data)
+    def put(self, data: bytes) -> None:
+        with self.store.request("put", self.key):
+            self.store.set(self.key, data)
 
-    def touch(self, key: str) -> None:
-        self.put(key, b"")
+    def touch(self) -> None:
+        self.put(b"")
 
     def write_large(
         self,
-        key: str,
         data: ArrayBytes,
         buffer: Buffer,
         go_on: Callable[[], None],
@@ -96,111 +109,97 @@ class FlatStore(InMemory):
         later: Later | None = None,
     ) -> int:
         go_on()
-        self.put(key, _bytes_of(data))
+        self.put(_bytes_of(data))
         return checksum_of(data, buffer, go_on)
 
     def write_if(
         self,
-        key: str,
         data: ArrayBytes,
         checksum: int,
         only_if: Generation | None,
         note: str,
         go_on: Callable[[], None] | None,
     ) -> Generation:
-        with self._request("write_if", key):
+        with self.store.request("write_if", self.key):
             if go_on is not None:
                 go_on()
             if only_if is not None:
-                self._check(key, only_if)
-            elif key in self.objects:
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), key)
-            return self._set(key, _bytes_of(data), note)
+                self._check(only_if)
+            elif self.key in self.store.objects:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.key)
+            return self.store.set(self.key, _bytes_of(data), note)
 
-    def noted(self, key: str) -> Noted | None:
-        with self._request("noted", key):
-            found = self.objects.get(key)
+    def noted(self) -> Noted | None:
+        with self.store.request("noted", self.key):
+            found = self.store.objects.get(self.key)
             return None if found is None else Noted(Generation(str(found.number)), found.note)
 
-    def volume(self, key: str) -> int:
-        return -1
+    def entry(self) -> Entry | None:
+        with self.store.request("entry", self.key):
+            found = self.store.objects.get(self.key)
+            return None if found is None else _entry(self.key, found)
 
-    def entry(self, key: str) -> Entry | None:
-        with self._request("entry", key):
-            found = self.objects.get(key)
-            return None if found is None else _entry(key, found)
+    def delete(self) -> None:
+        with self.store.request("delete", self.key):
+            self.store.objects.pop(self.key, None)
 
-    def delete(self, key: str) -> None:
-        with self._request("delete", key):
-            self.objects.pop(key, None)
-
-    def delete_version(self, key: str, generation: Generation | None, go_on: Callable[[], None] | None = None) -> bool:
-        with self._request("delete", key):
+    def delete_version(self, generation: Generation | None, go_on: Callable[[], None] | None = None) -> bool:
+        with self.store.request("delete", self.key):
             if go_on is not None:
                 go_on()
-            found = self.objects.get(key)
+            found = self.store.objects.get(self.key)
             if found is None:
                 return True
             if generation is not None and str(found.number) != generation:
                 return False
-            del self.objects[key]
+            del self.store.objects[self.key]
             return True
 
-    def delete_all(self, entries: Iterable[Entry], go_on: Callable[[], None] | None = None) -> None:
-        for entry in entries:
-            self.delete_version(entry.key, entry.generation, go_on)
+    def exists(self) -> bool:
+        return self.entry() is not None or self.is_folder()
 
-    def sleep(self, seconds: float) -> None:
-        self.time_s += seconds
+    def is_folder(self) -> bool:
+        return bool(self.entries())
 
-    def exists(self, key: str) -> bool:
-        return self.entry(key) is not None or self.is_folder(key)
-
-    def is_folder(self, key: str) -> bool:
-        return bool(self.entries(key))
-
-    def children(self, key: str) -> list[Child]:
+    def children(self) -> list[Child]:
         found: dict[str, bool] = {}
-        for entry in self.entries(key):
+        for entry in self.entries():
             name, slash, _ = entry.key.partition("/")
             found[name] = bool(slash)
         if not found:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), key)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.key)
         return [Child(name, is_folder) for name, is_folder in found.items()]
 
-    def entries(self, key: str) -> list[Entry]:
-        with self._request("entries", key):
-            prefix = f"{key}/" if key else ""
+    def entries(self) -> list[Entry]:
+        with self.store.request("entries", self.key):
+            prefix = f"{self.key}/" if self.key else ""
             return [
                 _entry(name.removeprefix(prefix), found)
-                for name, found in sorted(self.objects.items())
+                for name, found in sorted(self.store.objects.items())
                 if name.startswith(prefix)
             ]
 
-    def last_change_s(self, key: str) -> float:
-        return max((entry.changed_s for entry in self.entries(key)), default=0.0)
+    def last_change_s(self) -> float:
+        return max((entry.changed_s for entry in self.entries()), default=0.0)
 
-    def make_folder(self, key: str, *, parents: bool = True, exclusive: bool = False) -> None:
+    def make_folder(self, *, parents: bool = True, exclusive: bool = False) -> None:
         assert not exclusive
 
-    def make_folder_durably(self, key: str) -> None:
+    def make_folder_durably(self) -> None:
         pass
 
-    def delete_folder(self, key: str) -> None:
-        self.delete_all(dataclasses.replace(entry, key=f"{key}/{entry.key}") for entry in self.entries(key))
+    def delete_folder(self) -> None:
+        self.delete_entries(self.entries())
 
-    def publish(self, source: str, target: str) -> None:
+    def publish(self, target: StoragePath) -> None:
         raise TypeError("no renames")
 
     @contextlib.contextmanager
-    def staying(self, key: str) -> Iterator[Callable[[], bool]]:
+    def staying(self) -> Iterator[Callable[[], bool]]:
         yield lambda: True
 
-    def sync(self, keys: Iterable[str]) -> None:
+    def sync(self) -> None:
         pass
-
-    def now_s(self, key: str) -> float:
-        return self.time_s
 
 
 def _entry(key: str, found: Object) -> Entry:

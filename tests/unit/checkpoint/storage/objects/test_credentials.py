@@ -10,12 +10,12 @@ import time
 import pytest
 
 from gracepoint import threads as daemon_thread
-from gracepoint.checkpoint.storage.backend import NotAdmitted
 from gracepoint.checkpoint.storage.checks import must_not_write
 from gracepoint.checkpoint.storage.objects import provider
 from gracepoint.checkpoint.storage.objects.gcs import GcsApi
 from gracepoint.checkpoint.storage.objects.http import Connections, Exchange
 from gracepoint.checkpoint.storage.objects.provider import Renewed, StoreCredentials, Transient
+from gracepoint.checkpoint.storage.storage_path import NotAdmitted
 from tests.interrupts import interrupt_at
 from tests.unit.checkpoint.storage.fakes.unsent import Unsent
 from tests.waiting import until

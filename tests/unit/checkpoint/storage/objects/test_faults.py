@@ -19,21 +19,21 @@ from gracepoint.checkpoint import CheckpointManager
 from gracepoint.checkpoint.memory import ArrayBytes, crc32
 from gracepoint.checkpoint.saving import operation
 from gracepoint.checkpoint.steps.manifest_commit import ManifestCommit
-from gracepoint.checkpoint.storage.backend import StaleGeneration
+from gracepoint.checkpoint.storage.buffers import Buffer
 from gracepoint.checkpoint.storage.checks import check_contents, read_checked
-from gracepoint.checkpoint.storage.direct_io import Buffer
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.checkpoint.storage.objects import provider
 from gracepoint.checkpoint.storage.objects import requests as object_reader
 from gracepoint.checkpoint.storage.objects.http import STALL_S, Connections, Exchange
 from gracepoint.checkpoint.storage.objects.persistence import Pace
 from gracepoint.checkpoint.storage.objects.provider import Transient
-from gracepoint.checkpoint.storage.storage_path import StoragePath, storage_path
+from gracepoint.checkpoint.storage.storage_path import StaleGeneration, StoragePath
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, SaveFailed
 from tests.object_stores.fault_proxy import FaultProxy
 from tests.object_stores.faults import Fault, How, Rule, Shape
 from tests.object_stores.servers import Bucket
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, save, small_state
-from tests.unit.checkpoint.steps.fakes.bucket_machine import backend_of
+from tests.unit.checkpoint.steps.fakes.bucket_machine import VirtualPath, store_of
 from tests.waiting import until_no_thread
 
 WRITES = ("write",)
@@ -43,7 +43,7 @@ MANIFEST = "_GRACEPOINT($|[?&])"
 
 @pytest.fixture
 def top(far: Bucket) -> StoragePath:
-    return StoragePath(backend_of(far, patience_s=5.0, hedges=True), "top")
+    return VirtualPath(store_of(far, patience_s=5.0, hedges=True), "top")
 
 
 @pytest.mark.parametrize("how", [How.LOST_REPLY, How.CUT_REPLY, How.CUT_REQUEST, How.REFUSE])
@@ -72,7 +72,7 @@ def test_an_error_that_passes_is_tried_again(top: StoragePath, store_proxy: Faul
 
 
 def test_an_error_that_stays_says_what_was_tried(far: Bucket, store_proxy: FaultProxy) -> None:
-    top = StoragePath(backend_of(far, patience_s=1.0, hedges=True), "top")
+    top = VirtualPath(store_of(far, patience_s=1.0, hedges=True), "top")
     with (
         pytest.raises(TimeoutError, match=r"PUT .*/top/v: \d+ requests in .* s failed, the last with: .*503"),
         store_proxy.rules(Rule(Fault(How.ANSWER))),
@@ -87,7 +87,7 @@ def test_a_stalled_write_is_made_on_another_connection(top: StoragePath, store_p
         (top / f"v{number}").put(b"x")
     began_s = time.monotonic()
     with store_proxy.rules(Rule(Fault(how, seconds=30.0), kinds=WRITES, times=1)):
-        top.backend.write_large((top / "w").key, ArrayBytes(data, data.dtype), Buffer(), lambda: None, direct=False)
+        (top / "w").write_large(ArrayBytes(data, data.dtype), Buffer(), lambda: None, direct=False)
     assert time.monotonic() - began_s < 8.0
     assert (top / "w").read_bytes() == data.tobytes()
 
@@ -95,7 +95,7 @@ def test_a_stalled_write_is_made_on_another_connection(top: StoragePath, store_p
 @pytest.mark.parametrize("how", [How.CUT_REPLY, How.LOST_REPLY])
 def test_a_read_continues_where_it_was_cut(top: StoragePath, store_proxy: FaultProxy, how: How) -> None:
     data = np.random.default_rng(3).integers(0, 256, 3_000_000, np.uint8)
-    top.backend.write_large((top / "w").key, ArrayBytes(data, data.dtype), Buffer(), lambda: None, direct=False)
+    (top / "w").write_large(ArrayBytes(data, data.dtype), Buffer(), lambda: None, direct=False)
     out = bytearray(len(data))
     with (
         store_proxy.rules(Rule(Fault(how, after_bytes=1_000_000), kinds=("read",), times=2)),

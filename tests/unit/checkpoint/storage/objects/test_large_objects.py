@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 
 from gracepoint.checkpoint.memory import ArrayBytes, crc32
-from gracepoint.checkpoint.storage.backend import Generation, StaleGeneration
-from gracepoint.checkpoint.storage.direct_io import Buffer
+from gracepoint.checkpoint.storage.buffers import Buffer
 from gracepoint.checkpoint.storage.objects import requests
 from gracepoint.checkpoint.storage.objects.s3 import S3Uploads
-from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checkpoint.storage.storage_path import Generation, StaleGeneration, StoragePath
 from gracepoint.errors import SaveFailed
 from tests.object_stores.fault_proxy import FaultProxy
 from tests.object_stores.faults import Fault, How, Rule
 from tests.object_stores.servers import Bucket, Server
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, save
-from tests.unit.checkpoint.steps.fakes.bucket_machine import backend_of
+from tests.unit.checkpoint.steps.fakes.bucket_machine import VirtualPath, store_of
 
 MIB = 1 << 20
 PART = 5 * MIB  # the least that S3 allows
@@ -41,7 +40,7 @@ def far(far: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 
 @pytest.fixture
 def top(far: Bucket) -> StoragePath:
-    return StoragePath(backend_of(far, patience_s=5.0), "top")
+    return VirtualPath(store_of(far, patience_s=5.0), "top")
 
 
 @pytest.fixture
@@ -65,9 +64,7 @@ def write(
     only_if: Generation | None = None,
     go_on: Callable[[], None] | None = None,
 ) -> Generation:
-    store: Any = place.backend
-    found: Generation = store.write_if(place.key, ArrayBytes(data, data.dtype), crc32(data.data), only_if, "", go_on)
-    return found
+    return place.write_if(ArrayBytes(data, data.dtype), crc32(data.data), only_if, "", go_on)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +98,7 @@ def test_a_large_object_is_written_in_parts(
 
 def test_values_in_another_order_are_written_in_parts(top: StoragePath) -> None:
     data = np.arange(3 * MIB, dtype=np.float32).reshape(1024, -1).T
-    top.backend.write_large((top / "w").key, ArrayBytes(data, data.dtype), Buffer(), lambda: None, direct=False)
+    (top / "w").write_large(ArrayBytes(data, data.dtype), Buffer(), lambda: None, direct=False)
     assert (top / "w").read_bytes() == data.tobytes()
 
 

@@ -15,11 +15,10 @@ import google_crc32c
 import pytest
 import trustme
 
-from gracepoint.checkpoint.storage.backend import Generation
-from gracepoint.checkpoint.storage.objects import object_store
 from gracepoint.checkpoint.storage.objects.gcs import GcsApi
-from gracepoint.checkpoint.storage.objects.object_store import ObjectBackend
+from gracepoint.checkpoint.storage.objects.object_store import BucketStore, ObjectPath, object_path
 from gracepoint.checkpoint.storage.objects.s3 import S3Api
+from gracepoint.checkpoint.storage.storage_path import Generation
 from tests.object_stores.scripted_server import Heard, Script, ScriptedServer, answer
 from tests.object_stores.servers import Bucket, Server
 from tests.unit.checkpoint.storage.fakes.unsent import KEYS, S3Settings
@@ -46,50 +45,50 @@ Serve = Callable[[Script], ScriptedServer]
 
 
 @pytest.fixture(params=["gs", "s3"])
-def backend(request: pytest.FixtureRequest, s3_settings: S3Settings) -> Callable[[str], ObjectBackend]:
-    def connect(url: str) -> ObjectBackend:
+def bucket_at(request: pytest.FixtureRequest, s3_settings: S3Settings) -> Callable[[str], ObjectPath]:
+    def connect(url: str) -> ObjectPath:
         api = (
             GcsApi("bucket", {"STORAGE_EMULATOR_HOST": url})
             if request.param == "gs"
             else s3_settings.bucket({**KEYS, "AWS_ENDPOINT_URL": url, "AWS_REGION": "here"})
         )
         request.addfinalizer(api.connections.close)
-        return ObjectBackend(api, hedges=False, patience_s=0.3)
+        return ObjectPath(BucketStore(api, hedges=False, patience_s=0.3), "")
 
     return connect
 
 
-ASKED: dict[str, Callable[[ObjectBackend], Any]] = {
-    "head": lambda store: store.entry("key"),
-    "read": lambda store: store.read("key"),
-    "list": lambda store: store.entries("folder"),
-    "exists": lambda store: store.is_folder("folder"),
-    "write": lambda store: store.create("key", b"data"),
+ASKED: dict[str, Callable[[ObjectPath], Any]] = {
+    "head": lambda top: (top / "key").entry(),
+    "read": lambda top: (top / "key").read(),
+    "list": lambda top: (top / "folder").entries(),
+    "exists": lambda top: (top / "folder").is_folder(),
+    "write": lambda top: (top / "key").create(b"data"),
 }
 
 
 @pytest.mark.parametrize("body", [HTML, b"", b"[]", b"<a/>"], ids=["HTML", "nothing", "a list", "XML"])
 @pytest.mark.parametrize("asked", ASKED)
 def test_a_reply_that_no_store_sends_is_not_believed(
-    serve: Serve, backend: Callable[[str], ObjectBackend], asked: str, body: bytes
+    serve: Serve, bucket_at: Callable[[str], ObjectPath], asked: str, body: bytes
 ) -> None:
     server = serve(lambda heard, sock: sock.sendall(answer(200, body if heard.method != "HEAD" else b"")))
     with pytest.raises(TimeoutError, match="the reply is not one of the store"):
-        ASKED[asked](backend(server.url))
+        ASKED[asked](bucket_at(server.url))
 
 
-def test_a_whole_object_is_not_taken_for_its_end(serve: Serve, backend: Callable[[str], ObjectBackend]) -> None:
+def test_a_whole_object_is_not_taken_for_its_end(serve: Serve, bucket_at: Callable[[str], ObjectPath]) -> None:
     known = {"x_goog_generation": "1", "ETag": '"1"'}
 
     def script(heard: Heard, sock: socket.socket) -> None:
         sock.sendall(answer(200, b"0123456789" * 10_000, **known))
 
-    with backend(serve(script).url).open("key") as reader, pytest.raises(TimeoutError, match="the whole object"):
+    with (bucket_at(serve(script).url) / "key").open() as reader, pytest.raises(TimeoutError, match="the whole object"):
         reader.read_into(memoryview(bytearray(10)), 50_000)
 
 
 def test_a_body_that_breaks_each_time_is_asked_for_after_pauses(
-    serve: Serve, backend: Callable[[str], ObjectBackend]
+    serve: Serve, bucket_at: Callable[[str], ObjectPath]
 ) -> None:
     def script(heard: Heard, sock: socket.socket) -> None:
         first = int(heard.headers.get("range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
@@ -99,9 +98,9 @@ def test_a_body_that_breaks_each_time_is_asked_for_after_pauses(
         sock.shutdown(socket.SHUT_RDWR)
 
     server = serve(script)
-    store = backend(server.url)
+    place = bucket_at(server.url) / "key"
     began_s = time.monotonic()
-    with store.open("key") as reader, pytest.raises(OSError):  # noqa: PT011 - any
+    with place.open() as reader, pytest.raises(OSError):  # noqa: PT011 - any
         reader.read_into(memoryview(bytearray(100_000)), 0)
     assert time.monotonic() - began_s < 10
     assert len(server.heard) < 30
@@ -111,7 +110,7 @@ def test_uploads_to_google_carry_their_checksum(serve: Serve) -> None:
     server = serve(lambda heard, sock: sock.sendall(answer(200, b'{"generation": "7"}')))
     api = GcsApi("bucket", {"STORAGE_EMULATOR_HOST": server.url})
     data = b"data" * 200_000
-    assert ObjectBackend(api, hedges=False).create("key", data) == "7"
+    assert ObjectPath(BucketStore(api, hedges=False), "key").create(data) == "7"
     sent = server.heard[0].body
     described = json.loads(sent.split(b"\r\n")[3])
     assert base64.b64decode(described["crc32c"]) == google_crc32c.value(data).to_bytes(4, "big")
@@ -143,20 +142,21 @@ def test_google_s_text_on_a_missing_object_may_contain_any_words(gcs: Server, se
     gcs.bucket("my-bucket")
     server = serve(lambda heard, sock: sock.sendall(in_googles_words(gcs, heard)))
     api = GcsApi("my-bucket", {"STORAGE_EMULATOR_HOST": server.url})
-    store = ObjectBackend(api, hedges=False, patience_s=5)
-    for key in ("key", "the specified bucket does not exist"):
-        assert store.entry(key) is None
+    top = ObjectPath(BucketStore(api, hedges=False, patience_s=5), "top")
+    for place in (top.at("key"), top.at("the specified bucket does not exist")):
+        assert place.entry() is None
         with pytest.raises(FileNotFoundError):
-            store.read(key)
-        with pytest.raises(FileNotFoundError), store.open(key):
+            place.read()
+        with pytest.raises(FileNotFoundError), place.open():
             pass
-        store.delete(key)
-        generation = store.create(key, b"data")
-        assert store.read(key).data == b"data"
-        assert store.delete_version(key, generation)
-        assert store.entry(key) is None
-    store.check_usable("top")
-    missing = ObjectBackend(GcsApi("another-bucket", {"STORAGE_EMULATOR_HOST": server.url}), hedges=False)
+        place.delete()
+        generation = place.create(b"data")
+        assert place.read_bytes() == b"data"
+        assert place.delete_version(generation)
+        assert place.entry() is None
+    top.check_usable()
+    other = GcsApi("another-bucket", {"STORAGE_EMULATOR_HOST": server.url})
+    missing = ObjectPath(BucketStore(other, hedges=False), "")
     for asked in ASKED.values():
         with pytest.raises(OSError, match="The bucket does not exist: create it"):
             asked(missing)
@@ -166,8 +166,8 @@ def test_google_s_text_on_a_missing_object_may_contain_any_words(gcs: Server, se
 @pytest.mark.parametrize("ignored", ["create", "replace"])
 def test_a_store_that_ignores_a_condition_is_refused(bucket: Bucket, ignored: str) -> None:
     api = GcsApi(bucket.name) if bucket.scheme == "gs" else S3Api(bucket.name)
-    store = ObjectBackend(api)
-    store.check_usable("top")
+    top = ObjectPath(BucketStore(api), "top")
+    top.check_usable()
     put = api.put
 
     def careless_put(exchange: Any, key: str, body: Any, only_if: Generation | None, *rest: Any) -> Generation:
@@ -176,8 +176,8 @@ def test_a_store_that_ignores_a_condition_is_refused(bucket: Bucket, ignored: st
 
     api.put = careless_put  # type: ignore[assignment]
     with pytest.raises(OSError, match="the store ignores"):
-        store.check_usable("top")
-    assert store.entries("top") == []
+        top.check_usable()
+    assert top.entries() == []
 
 
 def test_each_store_has_its_own_authorities(monkeypatch: pytest.MonkeyPatch, s3_settings: S3Settings) -> None:
@@ -186,7 +186,7 @@ def test_each_store_has_its_own_authorities(monkeypatch: pytest.MonkeyPatch, s3_
     with authority.cert_pem.tempfile() as ours, other.cert_pem.tempfile() as theirs:
         monkeypatch.setenv("SSL_CERT_FILE", ours)
         google = GcsApi("bucket", {"STORAGE_EMULATOR_HOST": server.url, "AWS_CA_BUNDLE": theirs})
-        assert ObjectBackend(google, patience_s=1).entry("key") is None
+        assert ObjectPath(BucketStore(google, patience_s=1), "key").entry() is None
         environ = {**KEYS, "AWS_ENDPOINT_URL": server.url, "AWS_REGION": "here"}
         apis = [
             s3_settings.bucket({**environ, "AWS_CA_BUNDLE": theirs}),
@@ -194,8 +194,8 @@ def test_each_store_has_its_own_authorities(monkeypatch: pytest.MonkeyPatch, s3_
         ]
         for api in apis:
             with pytest.raises(TimeoutError, match="CERTIFICATE_VERIFY_FAILED"):
-                ObjectBackend(api, patience_s=0.1).entry("key")
-        assert ObjectBackend(s3_settings.bucket(environ), patience_s=1).entry("key") is None
+                ObjectPath(BucketStore(api, patience_s=0.1), "key").entry()
+        assert ObjectPath(BucketStore(s3_settings.bucket(environ), patience_s=1), "key").entry() is None
         google.connections.close()
     server.close()
 
@@ -205,7 +205,7 @@ def test_a_bucket_of_an_emulator_is_opened_once(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, "")  # restored at the end
         monkeypatch.delenv(name)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "127.0.0.1:1")
-    assert object_store.open_bucket("gs", "bucket") is object_store.open_bucket("gs", "bucket")
+    assert object_path("gs://bucket/a").store is object_path("gs://bucket/b").store
 
 
 def test_an_expired_token_of_s3_is_renewed(
@@ -220,11 +220,11 @@ def test_an_expired_token_of_s3_is_renewed(
     server = serve(script)
     environ = {**KEYS, "AWS_SESSION_TOKEN": "old", "AWS_ENDPOINT_URL": server.url, "AWS_REGION": "here"}
     api = s3_settings.bucket(environ)
-    store = ObjectBackend(api, hedges=False, patience_s=5)
+    place = ObjectPath(BucketStore(api, hedges=False, patience_s=5), "key")
     with pytest.raises(OSError, match="ExpiredToken"):  # they are new, and there are no others
-        store.read("key")
+        place.read()
     monkeypatch.setenv("AWS_SESSION_TOKEN", "new")
     monkeypatch.setattr("gracepoint.checkpoint.storage.objects.provider.RENEW_BEFORE_S", 0.0)
-    assert store.read("key").data == b"data"
+    assert place.read_bytes() == b"data"
     assert len(server.heard) == 3
     api.connections.close()

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from gracepoint.checkpoint.storage.objects.object_store import open_bucket
+from gracepoint.checkpoint.storage.objects.object_store import object_path
 from gracepoint.errors import SettingsError
 from tests.unit.checkpoint.storage.fakes.unsent import KEYS, S3Settings, Unsent
 
@@ -194,16 +194,16 @@ def test_a_bucket_of_s3_needs_its_extra(s3_settings: S3Settings, monkeypatch: py
 
 def test_another_setting_makes_another_back_end(s3_settings: S3Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     s3_settings.bucket({**KEYS, "AWS_REGION": "here"})
-    first = open_bucket("s3", "bucket")
-    assert open_bucket("s3", "bucket") is first
+    first = object_path("s3://bucket/run").store
+    assert object_path("s3://bucket/run").store is first
     monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
-    assert open_bucket("s3", "bucket") is not first
+    assert object_path("s3://bucket/run").store is not first
 
 
 @pytest.mark.integration
 def test_botocore_is_imported_only_when_a_bucket_of_s3_is_opened() -> None:
     program = (
-        "import sys; from gracepoint.checkpoint.storage.storage_path import storage_path; "
+        "import sys; from gracepoint.checkpoint.storage.locations import storage_path; "
         "from gracepoint.checkpoint.storage.objects import object_store; "
         "storage_path('memory://a'); before = 'botocore' in sys.modules; storage_path('s3://bucket/run'); "
         "print(before, 'botocore' in sys.modules)"

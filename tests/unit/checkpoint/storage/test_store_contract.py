@@ -1,4 +1,4 @@
-"""What every back end does alike. A new one is added to the fixture ``top`` and has to pass as it is."""
+"""What every store does alike. A new one is added to the fixture ``top`` and has to pass as it is."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from gracepoint.checkpoint.memory import ArrayBytes, crc32
-from gracepoint.checkpoint.storage.backend import Generation, StaleGeneration
+from gracepoint.checkpoint.storage.buffers import BLOCK_BYTES, Buffer
 from gracepoint.checkpoint.storage.checks import read_checked
-from gracepoint.checkpoint.storage.direct_io import BLOCK_BYTES, Buffer
-from gracepoint.checkpoint.storage.storage_path import StoragePath, read_all, sync_folders
+from gracepoint.checkpoint.storage.storage_path import Generation, StaleGeneration, StoragePath, read_all, sync_folders
 from gracepoint.errors import CheckpointCorrupt
 
 RACERS = 6
@@ -175,8 +174,8 @@ def test_several_put_one_value_at_once(top: StoragePath) -> None:
 @pytest.mark.parametrize("size", [0, 1, 4096, BLOCK_BYTES + 77])
 def test_a_large_value_is_written_with_its_checksum_and_read_in_ranges(top: StoragePath, size: int) -> None:
     data = np.random.default_rng(7).integers(0, 256, size, np.uint8)
-    checksum = top.backend.write_large(
-        (top / "v").key, ArrayBytes(data, np.dtype(np.uint8)), Buffer(), lambda: None, direct=top.has_direct_io()
+    checksum = (top / "v").write_large(
+        ArrayBytes(data, np.dtype(np.uint8)), Buffer(), lambda: None, direct=top.has_direct_io()
     )
     sync_folders([top])
     assert checksum == crc32(data.tobytes())
@@ -206,9 +205,7 @@ def test_a_write_that_is_to_stop_stops(top: StoragePath) -> None:
         raise TimeoutError
 
     with pytest.raises(TimeoutError):
-        top.backend.write_large(
-            (top / "v").key, ArrayBytes(np.zeros(10, np.uint8), np.dtype(np.uint8)), Buffer(), stop, direct=False
-        )
+        (top / "v").write_large(ArrayBytes(np.zeros(10, np.uint8), np.dtype(np.uint8)), Buffer(), stop, direct=False)
 
 
 def test_many_values_are_read_in_order_or_none_if_one_is_missing(top: StoragePath) -> None:
@@ -381,7 +378,7 @@ def test_a_folder_that_was_renamed_or_made_again_has_not_stayed(renaming: Storag
 
 
 def test_the_stores_clock_dates_what_is_written(top: StoragePath) -> None:
-    before_s = top.now_s() - (0.0 if top.backend.renames else 1.0)  # object stores date to the second
+    before_s = top.now_s() - (0.0 if top.renames else 1.0)  # object stores date to the second
     (top / "f").make_folder()
     (top / "f" / "v").put(b"x")
     after_s = top.now_s()
