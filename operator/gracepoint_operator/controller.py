@@ -75,7 +75,7 @@ from gracepoint_operator.recording.trouble_recorder import (
     StallRecorder,
     TroubleRecorder,
 )
-from gracepoint_operator.recording.wait_recorder import WaitRecorder
+from gracepoint_operator.recording.wait_recorder import LostPods, WaitRecorder
 from gracepoint_operator.recording.writers import Writers
 from gracepoint_operator.resources import CheckpointPolicy, PreemptionSpec
 from gracepoint_operator.resources.policy import DEFAULT_LONGEST_HOLD_S
@@ -419,6 +419,7 @@ class Controller:
         api, cache, metrics, clock = self.api, self.cache, self.metrics, self._clock
         policies, events, interval_s = context.policy_writer, context.events, context.interval_s
         acknowledgements = AcknowledgementLog()
+        lost_pods = LostPods(api, events, metrics, clock, allowed=settings.deletes_pods)
         preemptions = PreemptionWriter(api, cache, acknowledgements, policies, events, metrics, interval_s)
         return Writers(
             acknowledgements=acknowledgements,
@@ -426,7 +427,7 @@ class Controller:
             policies=policies,
             stalls=StallRecorder(context),
             troubles=TroubleRecorder(context),
-            waits=WaitRecorder(context, api, preemptions),
+            waits=WaitRecorder(context, api, preemptions, lost_pods),
             requests=RequestWriter(api, metrics, interval_s),
             pods=PodProtector(api, cache, metrics, clock, interval_s, allowed=settings.protects_pods),
             sidecars=SidecarEnder(api, cache, metrics, interval_s, allowed=settings.deletes_pods),

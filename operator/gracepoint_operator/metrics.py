@@ -123,6 +123,11 @@ class Metrics:
             ["kind"],
             registry=self.registry,
         )
+        self.lost_pods_deleted = prometheus.Counter(
+            "gracepoint_lost_pods_deleted",
+            "Pods that this replica deleted by force, as their node was lost.",
+            registry=self.registry,
+        )
         self.evictions = prometheus.Counter(
             "gracepoint_evictions_answered",
             "Attempts to evict a pod of a gang, by what this replica answered: wait (429) or go.",

@@ -195,11 +195,25 @@ class Gang:
 class Replica:
     """A replica's core, to which the test brings what the watches would."""
 
-    def __init__(self, gang: Gang, name: str, *, devices: bool = False, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        gang: Gang,
+        name: str,
+        *,
+        devices: bool = False,
+        clock: Callable[[], float] = time.time,
+        deletes_pods: bool = False,
+    ) -> None:
         self.gang = gang
         self.api = gang.api
         self.metrics = Metrics()
-        settings = ControllerSettings(name, write_interval_s=0.05, protects_pods=True, watches_devices=devices)
+        settings = ControllerSettings(
+            name,
+            write_interval_s=0.05,
+            protects_pods=True,
+            watches_devices=devices,
+            deletes_pods=deletes_pods,
+        )
         self.core = Controller(self.api, self.metrics, clock, settings)
 
     async def watch(self) -> None:
@@ -274,14 +288,19 @@ class Replica:
 
 @contextlib.asynccontextmanager
 async def running(
-    gang: Gang, name: str = "replica-a", *, devices: bool = False, clock: Callable[[], float] = time.time
+    gang: Gang,
+    name: str = "replica-a",
+    *,
+    devices: bool = False,
+    clock: Callable[[], float] = time.time,
+    deletes_pods: bool = False,
 ) -> AsyncIterator[Replica]:
     """A replica that has listed the cluster. ``devices``: it also looks at taints of devices.
 
     Raises:
         AssertionError: It ended, or did not become ready in time.
     """
-    replica = Replica(gang, name, devices=devices, clock=clock)
+    replica = Replica(gang, name, devices=devices, clock=clock, deletes_pods=deletes_pods)
     task = asyncio.create_task(replica.core.run())
     try:
         await until(lambda: replica.core.ready or task.done(), "the replica to be ready")

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gracepoint.wire.names import LABEL_POLICY
 from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.client import JsonObject
 from gracepoint_operator.kube.objects import Kind
 from gracepoint_operator.workloads import JOBSETS
 from tests.api_server.gang import Gang, Replica, running, until
+from tests.testcluster import parts
+from tests.testcluster.api import ClusterError
+from tests.testcluster.api_server import ApiServer
+from tests.testcluster.shell import run, wait_until
 
 NO_NODES = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+CHART = Path(__file__).parents[2] / "charts" / "gracepoint"
 #: As kubelets and controllers post them.
 CORE_EVENTS = Kind("/api/v1", "events")
 
@@ -140,3 +149,163 @@ async def test_a_suspended_workload_is_listed(gang: Gang) -> None:
         await replica.watch()
         clock.passed_s = 16.0
         await named(gang, replica, "Suspended")
+
+
+async def terminating(gang: Gang, replica: Replica, clock: Shifted) -> None:
+    """Process 1's pod is deleted, and no kubelet ends it."""
+    gang.server.kubectl("delete", "pod", gang.pod(1), f"--namespace={gang.name}", "--wait=false")
+    await replica.watch()
+    clock.passed_s += 50.0
+    wait = await named(gang, replica, "Deletion")
+    assert (wait["pod"], wait["node"]) == (gang.pod(1), gang.node(1))
+
+
+async def looked_again(gang: Gang, replica: Replica, clock: Shifted, times: int = 3) -> bool:
+    """Lets looks pass. Returns whether the pod is there."""
+    for _ in range(times):
+        clock.passed_s += 31.0
+        for _ in range(10):
+            await replica.watch()
+            await asyncio.sleep(0.1)
+    names = {body["metadata"]["name"] for body in (await gang.api.list(objects.PODS, namespace=gang.name)).items}
+    return gang.pod(1) in names
+
+
+async def make_with(gang: Gang, **spec: object) -> None:
+    await gang.make()
+    if spec:
+        await gang.api.merge(objects.POLICIES, gang.name, "careful", {"spec": spec})
+    ready = {"conditions": [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]}
+    await gang.api.merge_status(objects.NODES, None, gang.node(1), {"status": ready})
+
+
+OUT_OF_SERVICE = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
+SWITCH = {"lostNodes": {"deletePods": True}}
+
+
+async def test_a_pod_of_a_node_that_is_only_not_ready_is_named_and_never_deleted_by_force(gang: Gang) -> None:
+    await make_with(gang, **SWITCH)
+    clock = Shifted()
+    async with running(gang, clock=clock, deletes_pods=True) as replica:
+        await terminating(gang, replica, clock)
+        assert await looked_again(gang, replica, clock)
+        assert await notes(gang, "LostPodDeleted") == []
+
+
+@pytest.fixture
+def node_claims(server: ApiServer) -> Iterator[None]:
+    """The kind of Karpenter's NodeClaims, without Karpenter."""
+    names = {"plural": "nodeclaims", "singular": "nodeclaim", "kind": "NodeClaim", "listKind": "NodeClaimList"}
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    version = {"name": "v1", "served": True, "storage": True, "schema": schema}
+    spec = {"group": "karpenter.sh", "scope": "Cluster", "names": names, "versions": [version]}
+    crd = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "spec": spec}
+    server.create(crd | {"metadata": {"name": "nodeclaims.karpenter.sh"}})
+    server.kubectl("wait", "crd/nodeclaims.karpenter.sh", "--for=condition=Established", "--timeout=30s")
+    yield
+    server.kubectl("delete", "crd", "nodeclaims.karpenter.sh")
+
+
+@pytest.mark.usefixtures("node_claims")
+@pytest.mark.parametrize("lost", ["taint", "node", "claim"])
+async def test_a_pod_of_a_lost_node_is_deleted_by_force_on_the_policys_switch(gang: Gang, lost: str) -> None:
+    gang.name = f"{gang.name[:24]}-{lost}"
+    await make_with(gang, **SWITCH)
+    clock = Shifted()
+    async with running(gang, clock=clock, deletes_pods=True) as replica:
+        await terminating(gang, replica, clock)
+        if lost == "taint":
+            await gang.api.merge(objects.NODES, None, gang.node(1), {"spec": {"taints": [OUT_OF_SERVICE]}})
+        elif lost == "node":
+            gang.server.kubectl("delete", "node", gang.node(1))
+        else:
+            owner = {"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "name": "claim", "uid": "gone"}
+            await gang.api.merge(objects.NODES, None, gang.node(1), {"metadata": {"ownerReferences": [owner]}})
+        assert not await looked_again(gang, replica, clock)
+        (note,) = await until(lambda: notes(gang, "LostPodDeleted"), "the Event")
+        assert gang.pod(1) in note
+        assert gang.node(1) in note
+        assert replica.sample("gracepoint_lost_pods_deleted_total") == 1
+
+
+@pytest.mark.parametrize("why", ["switch", "right", "ready"])
+async def test_nothing_is_deleted_by_force_without_switch_and_right_or_while_the_kubelet_lives(
+    gang: Gang, why: str
+) -> None:
+    gang.name = f"{gang.name[:24]}-{why}"
+    await make_with(gang, **({} if why == "switch" else SWITCH))
+    if why == "ready":
+        ready = {"conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]}
+        await gang.api.merge_status(objects.NODES, None, gang.node(1), {"status": ready})
+    clock = Shifted()
+    async with running(gang, clock=clock, deletes_pods=why != "right") as replica:
+        await terminating(gang, replica, clock)
+        await gang.api.merge(objects.NODES, None, gang.node(1), {"spec": {"taints": [OUT_OF_SERVICE]}})
+        assert await looked_again(gang, replica, clock)
+    ready_condition = await gang.policy_condition("Ready")
+    assert (ready_condition["reason"] == "LostPodsNotDeleted") is (why == "right")
+
+
+OPERATOR = "system:serviceaccount:gp-system:gp-gracepoint"
+
+
+@pytest.fixture
+def guarded(server: ApiServer, tmp_path: Path) -> Iterator[ApiServer]:
+    """The API server with the chart's role and admission policy for it."""
+    try:
+        helm = parts.program("helm")
+    except ClusterError as reason:
+        pytest.skip(str(reason))
+    shown = (
+        "--kube-version=1.34.0",
+        "--show-only=templates/pod-deletion.yaml",
+        "--show-only=templates/rbac.yaml",
+        "--set=podDeletion.enabled=true",
+        "--set=admission.token=" + 40 * "x",
+    )
+    argv: list[str | Path] = [helm, "template", "gp", CHART, "--namespace=gp-system", *shown]
+    rendered = run(argv, env={"HOME": str(tmp_path)}).stdout
+    server.kubectl("apply", "--filename=-", stdin=rendered)
+    reads = ("status-reader", "--namespace=default")  # kubectl looks before it writes
+    server.kubectl("create", "role", *reads, "--verb=get", "--resource=pods/status")
+    account = "--serviceaccount=gp-system:gp-gracepoint"
+    server.kubectl("create", "rolebinding", *reads, "--role=status-reader", account)
+    yield server
+    server.kubectl("delete", "role,rolebinding", *reads)
+    server.kubectl("delete", "--filename=-", stdin=rendered)
+
+
+def test_the_operator_deletes_no_pod_but_those_of_gangs_that_are_being_deleted(guarded: ApiServer) -> None:
+    def make(name: str, **labels: str) -> None:
+        spec = {"nodeName": "nowhere", "containers": [{"name": "c", "image": "one"}]}
+        meta = {"name": name, "namespace": "default", "labels": labels}
+        guarded.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+
+    def refusal(name: str) -> str:
+        argv = ("delete", "pod", name, "--namespace=default", "--force", "--wait=false", "--dry-run=server")
+        done = guarded.kubectl(*argv, f"--as={OPERATOR}", check=False)
+        return "" if done.returncode == 0 else done.stderr
+
+    def marking(name: str, phase: str) -> str:
+        patch = ("--type=merge", "--subresource=status", f'--patch={{"status": {{"phase": "{phase}"}}}}')
+        argv = ("patch", "pod", name, "--namespace=default", *patch, "--dry-run=server", f"--as={OPERATOR}")
+        done = guarded.kubectl(*argv, check=False)
+        return "" if done.returncode == 0 else done.stderr
+
+    labels = {LABEL_POLICY: "careful"}
+    make("trains", **labels)
+    make("terminates", **labels)
+    make("foreign")
+    try:
+        for name in ("terminates", "foreign"):
+            guarded.kubectl("delete", "pod", name, "--namespace=default", "--wait=false")
+        why = "only pods that are being deleted already"
+        wait_until("the admission policy", lambda: why in refusal("trains"), timeout_s=60)
+        assert "only pods that name a policy" in refusal("foreign")
+        assert why in marking("trains", "Failed")
+        assert "as failed only" in marking("terminates", "Succeeded")
+        assert refusal("terminates") == ""
+        assert marking("terminates", "Failed") == ""
+    finally:
+        names = ("trains", "terminates", "foreign")
+        guarded.kubectl("delete", "pod", *names, "--namespace=default", "--force", check=False)

@@ -84,6 +84,12 @@ def readiness(
             "; found spec.sidecars.endWithTraining, but the operator may not delete pods, so a sidecar that does not "
             "end keeps a gang on its nodes; install the chart with podDeletion.enabled=true, or remove the field"
         )
+    if policy.spec.lost_nodes.delete_pods and not deletes_pods:
+        reason = "LostPodsNotDeleted"
+        message += (
+            "; found spec.lostNodes.deletePods, but the operator may not delete pods, so those of lost nodes are only "
+            "named; install the chart with podDeletion.enabled=true, or remove the field"
+        )
     hold, applied_hold = policy.spec.eviction_hold, applied.spec.eviction_hold
     if hold.enabled and not applied_hold.enabled:
         reason = "HoldsOff"

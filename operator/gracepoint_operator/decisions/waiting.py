@@ -415,6 +415,7 @@ def _time(at: float) -> datetime.datetime:
 
 REASON_WAITING = "WaitingToStart"
 REASON_WAIT_ENDED = "WaitEnded"
+REASON_POD_DELETED = "LostPodDeleted"
 
 
 def note(found: Sequence[StartWait], now: float) -> Note:
@@ -422,6 +423,12 @@ def note(found: Sequence[StartWait], now: float) -> Note:
     said = "; ".join(wait.in_words(now) for wait in found[:_NAMED])
     is_ordinary = all(wait.kind in ORDINARY for wait in found)
     return Note(REASON_WAITING, f"waits for: {said}. No restart is counted for it", warning=not is_ordinary)
+
+
+def deleted_note(pod: str, node: str, why: str) -> Note:
+    """Returns the Event of a pod that was deleted by force."""
+    said = f"the pod {pod} on the node {node} was deleted by force (the policy's lostNodes.deletePods): {why}"
+    return Note(REASON_POD_DELETED, said, warning=True)
 
 
 def ended_note() -> Note:

@@ -386,8 +386,13 @@ class KubeClient:
         except Conflict as error:
             raise AlreadyExists(str(error)) from error
 
-    async def delete(self, kind: Kind, body: JsonObject) -> None:
+    async def delete(self, kind: Kind, body: JsonObject, *, force: bool = False) -> None:
         """Deletes exactly this object, in the version of ``body`` if it names one.
+
+        Args:
+            kind: Its kind.
+            body: The object, or its metadata alone.
+            force: True: nothing waits for the end of a pod's containers.
 
         Raises:
             NotFound: The object does not exist.
@@ -395,7 +400,9 @@ class KubeClient:
         """
         meta = body["metadata"]
         version = {name: meta[name] for name in ("uid", "resourceVersion") if name in meta}
-        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": version}
+        options: JsonObject = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": version}
+        if force:
+            options["gracePeriodSeconds"] = 0
         await self._call("DELETE", kind.path(meta.get("namespace"), meta["name"]), body=options)
 
     async def merge(self, kind: Kind, namespace: str | None, name: str, body: JsonObject) -> JsonObject:

@@ -11,19 +11,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gracepoint_operator.decisions import waiting
 from gracepoint_operator.decisions.waiting import NAMED_AFTER_S, EventSaid, StartWait, WaitKind
 from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
-from gracepoint_operator.kube.objects import parse_time, text
+from gracepoint_operator.kube.objects import format_time, parse_time, text, true_conditions
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
 from gracepoint_operator.logs import about, seldom
+from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.read_errors import Unreadable, reading
+from gracepoint_operator.recording.event_recorder import EventRecorder
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
 from gracepoint_operator.recording.trouble_recorder import RecorderContext
+from gracepoint_operator.resources import CheckpointPolicy
 from gracepoint_operator.workloads import Workload
 
 logger = logging.getLogger(__name__)
@@ -37,6 +40,111 @@ _PER_POD_S = 0.0005
 _AT_ONCE_S = 0.01
 #: Of so many waits of one gang, Events are asked for.
 _ASKED = 3
+
+
+#: The taint by which somebody says that a node is shut down, and that nothing runs there any more.
+_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+
+
+class LostPods:
+    """Deletes pods by force that cannot end because their node is lost, if their policy says so.
+
+    A pod is deleted only if its node was found lost at two looks, ``LOOK_S`` apart: a node may be registered again.
+    Before that it is marked as failed, since no kubelet will, and its Job counts nothing of a pod that has not failed.
+    A node that is merely not ready is not lost.
+
+    Args:
+        api: The API server. It is asked afresh.
+        events: Posts Events.
+        metrics: Counts the pods.
+        clock: Seconds since the epoch.
+        allowed: Whether the operator has the right to delete pods. Without it, nothing is deleted.
+    """
+
+    def __init__(
+        self, api: KubeClient, events: EventRecorder, metrics: Metrics, clock: Callable[[], float], *, allowed: bool
+    ) -> None:
+        self._api = api
+        self._events = events
+        self._metrics = metrics
+        self._clock = clock
+        self._allowed = allowed
+        self._lost_since: dict[tuple[str, str], float] = {}  # namespace and name of the pod -> when it was found first
+
+    async def look(self, workload: Workload, policy: CheckpointPolicy | None, waits: Sequence[StartWait]) -> None:
+        """Looks at the pods that a gang waits for until they are gone.
+
+        Raises:
+            client.KubeError: The API server does not answer, or refuses.
+        """
+        ending = {(workload.namespace, wait.pod): wait for wait in waits if wait.kind is WaitKind.DELETION}
+        before = self._lost_since
+        self._lost_since = {key: at for key, at in before.items() if key[0] != workload.namespace or key in ending}
+        if not self._allowed or policy is None or not policy.spec.lost_nodes.delete_pods:
+            return
+        for key, wait in ending.items():
+            why = await self._why_lost(wait.node)
+            if why is None:
+                self._lost_since.pop(key, None)
+            elif key not in before:
+                self._lost_since[key] = self._clock()
+            elif self._clock() - before[key] >= LOOK_S:
+                await self._delete(workload, wait, why)
+
+    async def _why_lost(self, name: str) -> str | None:
+        """Why nothing can run on a node any more. None: something may."""
+        try:
+            node = await self._api.get(objects.NODES, None, name)
+        except client.NotFound:
+            return "its node is gone"
+        with reading(f"the node {name}"):
+            if "Ready" in true_conditions(node.get("status") or {}):
+                return None
+            if any(taint.get("key") == _OUT_OF_SERVICE for taint in (node.get("spec") or {}).get("taints") or ()):
+                return f"its node has the taint {_OUT_OF_SERVICE}"
+            owners = node["metadata"].get("ownerReferences") or ()
+            claims = {owner.get("uid") for owner in owners if owner.get("kind") == "NodeClaim"}
+        if not claims:
+            return None
+        try:
+            there = {item["metadata"]["uid"] for item in (await self._api.list(objects.NODE_CLAIMS)).items}
+        except client.NotFound:
+            return None  # Karpenter is not there: nobody can know
+        return None if claims & there else "the NodeClaim of its node is gone"
+
+    async def _delete(self, workload: Workload, wait: StartWait, why: str) -> None:
+        try:
+            pod = await self._api.get(objects.PODS, workload.namespace, wait.pod)
+            if pod["metadata"].get("deletionTimestamp") is None or pod["spec"].get("nodeName") != wait.node:
+                return  # another pod of this name
+            if (pod.get("status") or {}).get("phase") not in ("Failed", "Succeeded"):
+                pod = await self._api.merge_status(
+                    objects.PODS, workload.namespace, wait.pod, _failed(pod, why, self._clock())
+                )
+            await self._api.delete(objects.PODS, pod, force=True)
+        except (client.NotFound, client.Conflict):
+            return  # it has ended, or somebody else deletes it
+        self._metrics.lost_pods_deleted.inc()
+        logger.warning(
+            "a pod of a lost node was deleted by force",
+            extra=about(pod=wait.pod, namespace=workload.namespace, node=wait.node, why=why),
+        )
+        note = waiting.deleted_note(wait.pod, wait.node, why)
+        await self._events.post_on(workload, note, str(pod["metadata"]["uid"]))
+
+
+def _failed(pod: JsonObject, why: str, now: float) -> JsonObject:
+    """The status of a pod that no kubelet will end: as the control plane writes it for nodes that are gone."""
+    disrupted = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "NodeLost",
+        "message": why,
+        "lastTransitionTime": format_time(now)[:19] + "Z",
+    }
+    others = [item for item in (pod["status"].get("conditions") or ()) if item.get("type") != "DisruptionTarget"]
+    version = {"resourceVersion": pod["metadata"]["resourceVersion"]}
+    return {"metadata": version, "status": {"phase": "Failed", "conditions": [*others, disrupted]}}
 
 
 @dataclasses.dataclass
@@ -71,14 +179,18 @@ class WaitRecorder:
         context: What all recorders share.
         api: The API server, which is asked for Events.
         preemption_writer: Writes the Preemptions.
+        lost_pods: Deletes pods whose nodes are lost.
     """
 
-    def __init__(self, context: RecorderContext, api: KubeClient, preemption_writer: PreemptionWriter) -> None:
+    def __init__(
+        self, context: RecorderContext, api: KubeClient, preemption_writer: PreemptionWriter, lost_pods: LostPods
+    ) -> None:
         self._api = api
         self._cache = context.cache
         self._policy_writer = context.policy_writer
         self._preemption_writer = preemption_writer
         self._events = context.events
+        self._lost_pods = lost_pods
         self._metrics = metrics = context.metrics
         self._clock = context.clock
         self._known: dict[str, _WaitingGang] = {}  # by the workload's UID
@@ -210,6 +322,13 @@ class WaitRecorder:
             for wait in known.named[:_ASKED]:
                 known.said[wait.kind] = await self._asked(namespace, uid, wait)
             self._show(known)
+            policy = self._cache.policies.get((namespace, known.workload.policy))
+            try:
+                await self._lost_pods.look(known.workload, policy, known.named)
+            except (client.KubeError, Unreadable) as error:
+                logger.warning(
+                    "could not look at lost pods", extra=seldom("lost pods", workload_uid=uid, error=str(error))
+                )
         if not known.shown:  # it has ended meanwhile
             return
         first, now = known.shown[0], self._clock()

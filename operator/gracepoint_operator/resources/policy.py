@@ -395,6 +395,16 @@ class VoluntaryDisruption(Model):
     pods (the chart's protection.enabled). 0: the annotations are not touched."""
 
 
+class LostNodePolicy(Model):
+    """What happens to pods whose node is lost while they are being deleted."""
+
+    delete_pods: bool = False
+    """True: a pod of the gang that stays Terminating is deleted by force once its node is gone, or is not ready and has
+    the taint node.kubernetes.io/out-of-service or has lost its NodeClaim. Never because the node is only not ready: its
+    processes may still run there. The lease of the checkpoint's directory keeps a process that comes back from writing.
+    The operator needs the right to delete pods (the chart's podDeletion.enabled). False: the pod is only named."""
+
+
 class StallAction(StrEnum):
     """What follows if a gang makes no progress."""
 
@@ -463,6 +473,8 @@ class CheckpointPolicySpec(PolicyInForce):
     """What becomes of containers that outlive the training. An edit takes effect at once."""
     voluntary_disruption: VoluntaryDisruption = VoluntaryDisruption()
     """When autoscalers may move the pods for reasons of their own. An edit takes effect at once."""
+    lost_nodes: LostNodePolicy = LostNodePolicy()
+    """What happens to pods that cannot end because their node is lost. An edit takes effect at once."""
     stalls: StallPolicy = StallPolicy()
     """What happens if the processes make no progress. An edit applies to JobSets created afterwards."""
 

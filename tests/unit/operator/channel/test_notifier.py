@@ -299,6 +299,6 @@ def test_the_page_names_every_reason_of_an_event() -> None:
     listed = set(re.findall(r"^\| `([A-Z]\w+)` \|", PAGE.read_text(), re.M))
     beside = {policy_conditions.REASON_NOT_CONNECTED, policy_conditions.REASON_CONNECTED}
     beside |= {trouble_recorder.REASON_MISSING, trouble_recorder.REASON_FOUND}
-    beside |= {waiting.REASON_WAITING, waiting.REASON_WAIT_ENDED}
+    beside |= {waiting.REASON_WAITING, waiting.REASON_WAIT_ENDED, waiting.REASON_POD_DELETED}
     beside |= {*policy_conditions.REASONS_FAIL.values(), *policy_conditions.REASONS_SUCCEED.values()}
     assert listed == reasons | beside
