@@ -14,6 +14,7 @@ import jax
 import gracepoint
 from gracepoint import multihost
 from gracepoint.multihost import distributed, rendezvous
+from gracepoint.session import attach as attach_module
 from gracepoint.settings import Settings
 from tests.multiprocess.launcher import here
 
@@ -52,6 +53,18 @@ def dies() -> None:
     attach()
 
 
+def dies_in_attach() -> None:
+    """One process dies when JAX has joined all, and before they have exchanged their names."""
+
+    def meet(*arguments: Any, **options: Any) -> Any:
+        if os.environ.get("TEST_DIES"):
+            os._exit(3)
+        return multihost.meet(*arguments, **options)
+
+    setattr(attach_module, "meet", meet)  # noqa: B010
+    attach()
+
+
 def own_cluster() -> None:
     """The training script joins JAX's cluster itself, before ``attach``."""
     here().initialize_jax(shutdown_timeout_s=20)
@@ -73,4 +86,4 @@ def initialize() -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stdout)
-    {part.__name__: part for part in (attach, dies, own_cluster, initialize)}[sys.argv[1]]()
+    {part.__name__: part for part in (attach, dies, dies_in_attach, own_cluster, initialize)}[sys.argv[1]]()

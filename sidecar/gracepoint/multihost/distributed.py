@@ -396,7 +396,7 @@ def initialize(
     if recoverable is not None:
         _set_recoverable(recoverable)
     merged = _merged(environ, read_labels(pod_labels_file))
-    join_cluster(
+    joined = join_cluster(
         place,
         JobAttempt.of(Settings.from_environment({name: merged[name] for name in _OF_START if name in merged})),
         wait_s=initialization_timeout,
@@ -408,6 +408,7 @@ def initialize(
         coordinator_bind_address=coordinator_bind_address,
         partition_index=partition_index,
     )
+    joined.end()
 
 
 def join_cluster(
@@ -419,7 +420,7 @@ def join_cluster(
     meet_as: Place | None = None,
     waiting: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     **options: Any,
-) -> None:
+) -> Gathering:
     """Waits until all processes are there, then calls ``jax.distributed.initialize``.
 
     If the place is known to JAX's own detection alone, the processes do not meet before. This process ends with its
@@ -434,6 +435,9 @@ def join_cluster(
         waiting: Entered while this process waits for others that are not there.
         options: Further arguments of ``jax.distributed.initialize``.
 
+    Returns:
+        What ends this process if another one dies. The caller ends it.
+
     Raises:
         AgreementError: The processes cannot train together.
         NotJoined: This process does not get in, for a reason that is not the program's.
@@ -447,7 +451,7 @@ def join_cluster(
     if at.is_known and (at.num_processes or 0) > 1:
         with trace.span("wait for the other processes"), waiting():
             gathering = _gathered(at, start, wait_s, bind_address, jax.__version__)
-    with gathering.watching(initialization_timeout):
+    with gathering.joining(initialization_timeout):
         if place.coordinator_address is not None and place.process_id:
             with trace.span("wait for process 0"):
                 wait_for_coordinator(place.coordinator_address, timeout_s=initialization_timeout)
@@ -467,6 +471,7 @@ def join_cluster(
         )
     if address != place.coordinator_address:
         jax_state().coordinator_address = place.coordinator_address  # what others read is the address for all
+    return gathering
 
 
 def _gathered(

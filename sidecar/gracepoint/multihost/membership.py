@@ -238,6 +238,7 @@ def join(
     settings: Settings,
     environ: Mapping[str, str] = os.environ,
     waiting: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+    until: contextlib.ExitStack | None = None,
 ) -> bool:
     """Joins the JAX cluster that the settings describe, or adopts one that is initialised already.
 
@@ -245,6 +246,8 @@ def join(
         settings: This process's settings.
         environ: The process's environment.
         waiting: Entered while this process waits for others that are not there.
+        until: Until it is closed, this process ends if another one dies, before JAX would abort it. None: until JAX has
+            joined the processes.
 
     Returns:
         True if this call initialised ``jax.distributed``.
@@ -276,10 +279,14 @@ def join(
         known = Place()
         with contextlib.suppress(SettingsError):  # the pod was not injected: JAX alone knows the place
             known = Place(settings.coordinator_address, settings.process_count, settings.process_id)
-        join_cluster(Place(), start, wait_s=wait_s, meet_as=known, waiting=waiting)
-        return True
-    place = Place(settings.coordinator_address, settings.process_count, settings.process_id)
-    join_cluster(place, start, wait_s=wait_s, waiting=waiting, cluster_detection_method=DEACTIVATE)
+        joined = join_cluster(Place(), start, wait_s=wait_s, meet_as=known, waiting=waiting)
+    else:
+        place = Place(settings.coordinator_address, settings.process_count, settings.process_id)
+        joined = join_cluster(place, start, wait_s=wait_s, waiting=waiting, cluster_detection_method=DEACTIVATE)
+    if until is None:
+        joined.end()
+    else:
+        until.callback(joined.end)
     return True
 
 

@@ -10,14 +10,15 @@ is; another job is not waited for, and not sent away, as nobody knows which of t
 numbers of processes or different versions end all (``AgreementError``), as another start would not change them.
 
 A connection stays open while its process waits. When all are there, process 0 closes its listener, says so to all
-(``begin``), and every process calls JAX. Until JAX returns, the connections stay open: one that breaks is a process
-that died, for which JAX would wait in vain. Then all others leave at once, with the exit code for that.
+(``begin``), and every process calls JAX. The connections stay open until JAX has returned, in ``attach`` to its end.
+One that breaks is a process that died, for which JAX would wait in vain, or because of which it would abort the others.
+All others leave at once then, with the exit code for that.
 
 A message is a line of JSON. What is no introduction is closed: whoever scans ports, speaks another protocol or says
 nothing takes no place for long, and is named in the log if it speaks JAX's protocol.
 
 The calling thread does everything until ``begin``. From then on a thread of its own ("gracepoint-joining", a daemon)
-owns the connections, as the calling thread is in JAX's C++ code. It ends when JAX has returned, or ends the process. A
+owns the connections, as the calling thread is in JAX's C++ code. It ends with ``end``, or ends the process. A
 name is looked up in one more thread ("gracepoint-lookup", a daemon), because a resolver without an answer takes
 minutes. It ends with the answer.
 """
@@ -29,6 +30,7 @@ import dataclasses
 import errno
 import json
 import logging
+import math
 import os
 import queue
 import resource
@@ -204,11 +206,11 @@ class Line:
 
 
 class Gathering:
-    """All processes of a start are there, and connected to process 0. Ends with ``watching``.
+    """All processes of a start are there, and connected to process 0. Ends with ``end``.
 
     Args:
         lines: The connections: in process 0 those to all others, elsewhere the one to process 0.
-        exit_code: Exit code of this process if another one dies before JAX has joined all.
+        exit_code: Exit code of this process if another one dies.
         leave: Ends this process with an exit code.
     """
 
@@ -216,46 +218,64 @@ class Gathering:
         self._lines = lines
         self._exit_code = exit_code
         self._leave = leave
-        self._is_joined = False  # written once, before the thread is woken
+        self._wake: socket.socket | None = None  # while the thread runs: its other end wakes it
+        self._thread: threading.Thread | None = None
+        # Written by the thread that joins, before it wakes the other one.
+        self._until_s = math.inf
+        self._awaits = "JAX had joined all processes"
+        self._says_so = False
 
     @contextlib.contextmanager
-    def watching(self, within_s: float) -> Iterator[None]:
-        """Ends this process if, within the block, another one dies, or ``within_s`` seconds pass.
+    def joining(self, within_s: float) -> Iterator[None]:
+        """Ends this process if, from now on until ``end``, another one dies; or if the block takes too long.
 
         In the block JAX joins the processes. Its C++ code cannot be interrupted, and would end this process by SIGABRT.
+        If an error leaves the block, the others learn of it as if this process had died.
         """
-        wake, woken = socket.socketpair()
-        thread = threading.Thread(target=self._watch, args=(woken, within_s), name="gracepoint-joining", daemon=True)
-        thread.start()
+        self._until_s = time.monotonic() + within_s
+        self._wake, woken = socket.socketpair()
+        self._thread = threading.Thread(target=self._watch, args=(woken,), name="gracepoint-joining", daemon=True)
+        self._thread.start()
         try:
             yield
-            self._is_joined = True
-        finally:
-            wake.close()
-            thread.join(_JOIN_S)
+        except BaseException:
+            self._close()
+            raise
+        self._until_s, self._awaits = math.inf, "it had attached"
+        with contextlib.suppress(OSError):  # the thread is ending this process
+            self._wake.send(b"joined")
 
-    def _watch(self, woken: socket.socket, within_s: float) -> None:
-        until_s = time.monotonic() + within_s
+    def end(self) -> None:
+        """Ends the watch. From now on the others do not mind the death of this process. Safe to repeat."""
+        self._says_so = True
+        self._close()
+
+    def _close(self) -> None:
+        if self._wake is not None and self._thread is not None:
+            self._wake.close()
+            self._thread.join(_JOIN_S)
+
+    def _watch(self, woken: socket.socket) -> None:
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(woken, selectors.EVENT_READ)
                 for line in self._lines:
                     selector.register(line.sock, selectors.EVENT_READ, line)
-                while (left_s := until_s - time.monotonic()) > 0:
-                    ready = [key for key, _ in selector.select(left_s)]
-                    if any(key.data is None for key in ready):
+                while (left_s := self._until_s - time.monotonic()) > 0:
+                    ready = [key for key, _ in selector.select(None if left_s == math.inf else left_s)]
+                    if any(key.data is None for key in ready) and not woken.recv(_LINE_BYTES):
                         return
-                    for line in (key.data for key in ready):
+                    for line in (key.data for key in ready if key.data is not None):
                         if (reason := self._heard(line)) is not None:
-                            self._end(reason)
+                            self._end_all(reason)
                             return
                         if line.joined:
                             selector.unregister(line.sock)
-            self._end(f"all processes were there, and JAX has not joined them within {within_s:.0f} s")
+            self._end_all("all processes were there, and JAX has not joined them in time")
         finally:
             woken.close()
             for line in self._lines:
-                if self._is_joined:
+                if self._says_so:
                     line.send(joined=True)
                 line.close()
 
@@ -266,9 +286,9 @@ class Gathering:
             if "ends" in message:
                 return str(message["ends"])
             line.joined = line.joined or "joined" in message
-        return None if line.joined or messages is not None else f"{line.who} died before JAX had joined all processes"
+        return None if line.joined or messages is not None else f"{line.who} died before {self._awaits}"
 
-    def _end(self, reason: str) -> None:
+    def _end_all(self, reason: str) -> None:
         for line in self._lines:
             line.send(ends=reason)
         logger.error("%s. This process exits, as it cannot train without it code=%d", reason, self._exit_code)

@@ -251,11 +251,12 @@ def _opened(
     start: ProcessStart,
 ) -> Session:
     begin(settings)
-    with contextlib.ExitStack() as if_it_fails:
+    with contextlib.ExitStack() as until_it_ends, contextlib.ExitStack() as if_it_fails:
         programs = ProgramWatch()
         if_it_fails.callback(programs.close)
         with watch.at("joining of the JAX cluster"):
-            join(settings, waiting=functools.partial(watch.at, "waiting for the other processes", may_last=True))
+            waiting = functools.partial(watch.at, "waiting for the other processes", may_last=True)
+            join(settings, waiting=waiting, until=until_it_ends)
         with watch.at("meeting of the processes"):
             meeting = meet(settings, watch.met, start.unix_s)
         watch.met(meeting.gang, PodNames(meeting.members), meeting.host)

@@ -405,25 +405,40 @@ def met(come: Come, count: int) -> list[list[Line]]:
     return [each.result(WITHIN_S) for each in coming]
 
 
-def test_who_has_joined_may_end_before_the_others_have(come: Come) -> None:
+@contextlib.contextmanager
+def joined(lines: list[Line], end: Ended) -> Iterator[Gathering]:
+    """A process that JAX has joined, in its ``attach``."""
+    gathering = Gathering(lines, 79, end)
+    with gathering.joining(WITHIN_S):
+        pass
+    yield gathering
+    gathering.end()
+
+
+def test_who_has_attached_may_end_before_the_others_have(come: Come) -> None:
     host, first, second = met(come, 3)
     ends = [Ended() for _ in range(3)]
-    with Gathering(second, 79, ends[2]).watching(WITHIN_S):
-        with Gathering(host, 79, ends[0]).watching(WITHIN_S), Gathering(first, 79, ends[1]).watching(WITHIN_S):
-            pass  # both have joined
+    with joined(second, ends[2]):
+        with joined(host, ends[0]), joined(first, ends[1]):
+            pass
         assert not ends[2].ended.wait(0.1)
     assert [each.codes for each in ends] == [[], [], []]
 
 
 @pytest.mark.parametrize("who", [0, 2])
-def test_if_one_dies_before_all_have_joined_the_others_leave_and_name_it(
-    who: int, come: Come, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("is_joined", [False, True], ids=["before JAX has joined", "in attach"])
+def test_if_one_dies_the_others_leave_and_name_it(
+    is_joined: bool, who: int, come: Come, caplog: pytest.LogCaptureFixture
 ) -> None:
     lines = met(come, 3)
     ends = {index: Ended() for index in range(3) if index != who}
     with contextlib.ExitStack() as stack:
         for index, end in ends.items():
-            stack.enter_context(Gathering(lines[index], 79, end).watching(WITHIN_S))
+            gathering = Gathering(lines[index], 79, end)
+            stack.callback(gathering.end)
+            block = contextlib.ExitStack()
+            block.enter_context(gathering.joining(WITHIN_S))
+            (block.close if is_joined else functools.partial(stack.push, block))()
         for line in lines[who]:
             line.close()
         for end in ends.values():
@@ -431,23 +446,29 @@ def test_if_one_dies_before_all_have_joined_the_others_leave_and_name_it(
     assert [end.codes for end in ends.values()] == [[79], [79]]
     messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     assert len(messages) == 2
+    before = "it had attached" if is_joined else "JAX had joined all processes"
     for message in messages:
-        assert f"process {who} (gpt-w-0-{who}) of attempt 0 died before JAX had joined all processes" in message
+        assert f"process {who} (gpt-w-0-{who}) of attempt 0 died before {before}" in message
 
 
 def test_where_jax_does_not_join_in_time_the_process_leaves_before_jax_ends_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     end = Ended()
-    with Gathering([], 79, end).watching(0.05):
+    gathering = Gathering([], 79, end)
+    with gathering.joining(0.05):
         assert end.ended.wait(WITHIN_S)
+    gathering.end()
     assert end.codes == [79]
-    assert "JAX has not joined them within 0 s" in caplog.text
+    assert "JAX has not joined them in time" in caplog.text
 
 
 def test_no_thread_is_left() -> None:
-    with pytest.raises(ZeroDivisionError), Gathering([], 79, Ended()).watching(WITHIN_S):
+    gathering = Gathering([], 79, Ended())
+    with pytest.raises(ZeroDivisionError), gathering.joining(WITHIN_S):
         raise ZeroDivisionError
+    with joined([], Ended()):
+        pass
     until(lambda: all(thread.name != "gracepoint-joining" for thread in threading.enumerate()), "the thread to end")
 
 
