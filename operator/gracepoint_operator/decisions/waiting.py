@@ -287,6 +287,8 @@ def _is_young(since: float | None, now: float) -> bool:
 def _since(pod: Pod, holdup: Holdup) -> float | None:
     if holdup.at is HeldUp.SIDECAR:
         return None
+    if holdup.at is HeldUp.ENDED:
+        return pod.ended_at
     if holdup.at in (HeldUp.INIT, HeldUp.CONTAINER) and pod.bound_at is not None:
         return pod.bound_at
     return pod.created_at or None
@@ -303,6 +305,8 @@ def _kind(gang: GangSnapshot, pod: Pod, holdup: Holdup) -> WaitKind | None:
             return _refusal(holdup)
         case HeldUp.SIDECAR:
             return WaitKind.SIDECAR if _has_left(gang, holdup.exit_code) else None
+        case HeldUp.ENDED:
+            return WaitKind.PODS if _has_left(gang, holdup.exit_code) else None
     if holdup.reason in _PROGRAM:
         return None
     if holdup.reason in _IMAGE:
@@ -320,13 +324,15 @@ def _refusal(holdup: Holdup) -> WaitKind:
 
 
 def _has_left(gang: GangSnapshot, exit_code: int | None) -> bool:
-    """True if a process has ended as it should: another exit code is a program's error."""
-    codes = [] if gang.policy is None else gang.policy.spec.after_save.exit_codes
+    """True if a process has ended as it should, or did not join: another exit code is a program's error."""
+    spec = None if gang.policy is None else gang.policy.spec
+    codes = () if spec is None else (*spec.after_save.exit_codes, spec.not_joined_exit_code)
     return exit_code == 0 or exit_code in codes
 
 
 _WORDS = {
     WaitKind.DELETION: "the end of the pod",
+    WaitKind.PODS: "another pod for",
     WaitKind.GATE: "scheduling gates of",
     WaitKind.NODE: "node for",
     WaitKind.KUBELET: "the kubelet to admit",
@@ -354,6 +360,8 @@ def _grouped(gang: GangSnapshot, held: Iterable[_Held]) -> Iterator[StartWait]:
         ask = (pod.uid,) if kind in (WaitKind.START, WaitKind.INIT_CONTAINER) and holdup.reason in _CREATED else ()
         if holdup.at is HeldUp.INIT and not holdup.reason:  # it runs
             ask = ()
+        elif holdup.at is HeldUp.ENDED:
+            ask = (pod.job_uid,) if pod.job_uid else ()
         yield StartWait(kind, what, first[3], message, pod.name, pod.node, ask)
 
 
@@ -361,6 +369,9 @@ def _told(holdup: Holdup) -> str:
     container = f"container {holdup.container}: " if holdup.container else ""
     if holdup.at is HeldUp.SIDECAR:
         return f"container {holdup.container} runs on after the others ended with exit code {holdup.exit_code}"
+    if holdup.at is HeldUp.ENDED:
+        message = f": {holdup.message}" if holdup.message else ""
+        return _one_line(f"the last one has left with exit code {holdup.exit_code}{message}")
     if holdup.at in (HeldUp.UNSCHEDULED, HeldUp.GATED):
         return holdup.message
     said = ": ".join(part for part in (holdup.reason, holdup.message) if part and part not in _CREATED)

@@ -131,6 +131,7 @@ class HeldUp(StrEnum):
     INIT = "init"  # an init container runs, or waits
     CONTAINER = "container"  # a container waits
     SIDECAR = "sidecar"  # a container has ended, and another one runs
+    ENDED = "ended"  # it has failed after a container has run; whether that is an error, its exit code says
 
 
 #: The label that the API server gives to every namespace: its name.
@@ -226,7 +227,7 @@ class Holdup:
         reason: Theirs, in one word. Empty if they say none.
         message: Theirs, cut to ``LONGEST_SAID`` characters.
         container: The container that it is about. Empty: none.
-        exit_code: Of ``HeldUp.SIDECAR``: the exit code of a container that has ended while others run.
+        exit_code: Of ``HeldUp.SIDECAR`` and ``HeldUp.ENDED``: the exit code of the container that has ended.
     """
 
     at: HeldUp
@@ -254,7 +255,7 @@ class Pod:
         ended_at: When the last of its containers ended. None while one has not.
         membership: The workload to which it belongs.
         protection: Its annotations that autoscalers look at, and the operator's note about them.
-        holdup: What holds it up. None if all its containers run or have ended, and if its program has failed.
+        holdup: What holds it up, or how it has failed. None if all its containers run, or have ended well.
     """
 
     namespace: str
@@ -420,7 +421,7 @@ def _holdup(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Holdup | None
     if phase == "Failed":
         # The garbage collector fails pods of nodes that are gone, with the states as the kubelet wrote them last.
         ran = any(_has_run(entry) or (entry.get("state") or {}).get("running") for entry in (*main, *init))
-        return None if ran else _said(HeldUp.REFUSED, status)
+        return _ended(main) if ran else _said(HeldUp.REFUSED, status)
     if phase == "Succeeded" or any(_has_failed(entry) for entry in init):
         return None
     if any(_has_run(entry) for entry in main):
@@ -448,6 +449,16 @@ def _has_failed(entry: Mapping[str, Any]) -> bool:
     """True if an init container has failed: that is a program's error, too."""
     states = ((entry.get("state") or {}).get("terminated"), (entry.get("lastState") or {}).get("terminated"))
     return any(state and state.get("exitCode") for state in states)
+
+
+def _ended(main: Sequence[Mapping[str, Any]]) -> Holdup | None:
+    """How a container of a pod has ended that has failed. None if it is not known, or if one was started again."""
+    for entry in main:
+        ended = (entry.get("state") or {}).get("terminated") or {}
+        if ended.get("exitCode") and not any(item.get("restartCount") for item in main):
+            said = _said(HeldUp.ENDED, ended, text(entry.get("name") or ""))
+            return dataclasses.replace(said, exit_code=int(optional_number(ended["exitCode"], 0)))
+    return None
 
 
 def _waits_in_init(entry: Mapping[str, Any], *, is_sidecar: bool) -> Holdup | None:

@@ -229,6 +229,17 @@ def test_a_sidecar_that_outlives_the_saved_exit_is_named(exit_code: int) -> None
     assert wait.message == f"container logger runs on after the others ended with exit code {exit_code}"
 
 
+@pytest.mark.parametrize("exit_code", [SAVED, 78, 79])
+def test_a_process_that_has_left_waits_for_another_pod(exit_code: int) -> None:
+    """Its Job makes pods anew with growing pauses."""
+    state = ended(exit_code) | {"finishedAt": "2026-03-01T11:59:00Z", "message": "a peer did not come"}
+    body = pending(containerStatuses=[container(terminated=state)], phase="Failed")
+    wait = the_wait(replaced(Scene(), body))
+    assert (wait.kind, wait.what, wait.since) == (WaitKind.PODS, "another pod for process 1", NOW - 60)
+    assert wait.message == f"the last one has left with exit code {exit_code}: a peer did not come"
+    assert wait.ask == ("uid-job-0",)
+
+
 def test_a_pod_that_stays_terminating_is_named_with_its_node() -> None:
     scene = Scene()
     scene.seen(kinds.PODS, objects.pod(1, deleting_at=NOW - 20))
