@@ -64,8 +64,10 @@ def guarded(server: ApiServer, tmp_path: Path) -> Iterator[ApiServer]:
     shown = (
         "--kube-version=1.34.0",
         "--show-only=templates/protection.yaml",
+        "--show-only=templates/pod-deletion.yaml",
         "--show-only=templates/rbac.yaml",
         "--set=protection.enabled=true",
+        "--set=podDeletion.enabled=true",
         "--set=admission.token=" + 40 * "x",
     )
     argv: list[str | Path] = [helm, "template", "gp", CHART, "--namespace=gp-system", *shown]
@@ -168,3 +170,23 @@ def test_operator_writes_no_lease_but_those_of_its_replicas(leasing: ApiServer) 
         assert said("patch", "kube-scheduler", by="--namespace=default") == "", "others may"
     finally:
         leasing.kubectl("delete", "lease", "--all", "--namespace=default", check=False)
+
+
+def test_operator_deletes_no_pod_but_those_that_name_a_policy(guarded: ApiServer) -> None:
+    spec = {"containers": [{"name": "c", "image": "one"}]}
+    for name, labels in (("stranger", {"app": "x"}), ("process", {LABEL_POLICY: "careful"})):
+        meta = {"name": name, "namespace": "default", "labels": labels}
+        guarded.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+
+    def deleted(name: str, user: str) -> str:
+        """What the API server says of a deletion. Empty if it is accepted."""
+        argv = ("delete", "pod", name, "--namespace=default", "--dry-run=server", f"--as={user}")
+        done = guarded.kubectl(*argv, check=False)
+        return "" if done.returncode == 0 else done.stderr
+
+    try:
+        why = "the operator deletes only pods that name a policy"
+        wait_until("the admission policy", lambda: why in deleted("stranger", OPERATOR), timeout_s=60)
+        assert deleted("process", OPERATOR) == ""
+    finally:
+        guarded.kubectl("delete", "pod", "stranger", "process", "--namespace=default", "--force", check=False)
