@@ -173,7 +173,8 @@ def test_operator_writes_no_lease_but_those_of_its_replicas(leasing: ApiServer) 
 
 
 def test_operator_deletes_no_pod_but_those_that_name_a_policy(guarded: ApiServer) -> None:
-    spec = {"containers": [{"name": "c", "image": "one"}]}
+    # On a node, as the API server deletes pods by force that are on none.
+    spec = {"nodeName": "node-1", "containers": [{"name": "c", "image": "one"}]}
     for name, labels in (("stranger", {"app": "x"}), ("process", {LABEL_POLICY: "careful"})):
         meta = {"name": name, "namespace": "default", "labels": labels}
         guarded.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
