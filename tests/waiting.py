@@ -43,3 +43,13 @@ class PassingTime:
 
     def sleep(self, seconds: float) -> None:
         self.now_s += seconds
+
+
+class FastTime:
+    """In place of a module's ``time``: a clock that runs ``factor`` times as fast."""
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+
+    def monotonic(self) -> float:
+        return time.monotonic() * self._factor

@@ -20,6 +20,7 @@ from gracepoint.wire.names import PATH_SUBSCRIBE, Env
 from tests.object_stores.fault_proxy import FaultProxy
 from tests.object_stores.faults import Fault, How, Rule
 from tests.object_stores.servers import Bucket
+from tests.waiting import FastTime
 
 pytestmark = pytest.mark.integration
 
@@ -117,7 +118,7 @@ def test_a_bucket_that_refuses_writes_needs_a_right(
 def test_what_cannot_be_deleted_either_is_not_waited_for(
     environment: dict[str, str], far: Bucket, store_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(object_store, "_CLEANUP_S", 0.5)
+    monkeypatch.setattr(object_store, "time", FastTime(20.0))
     with store_proxy.rules(
         Rule(Fault(How.ANSWER, status=403), kinds=("write",)), Rule(Fault(How.REFUSE), kinds=("delete",))
     ):

@@ -224,10 +224,9 @@ def test_whoever_is_no_process_of_the_job_disturbs_nobody(bytes_sent: bytes, add
     assert guest.result(WITHIN_S)
 
 
-def test_silent_connections_take_no_place_for_long(address: str, come: Come, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_MOST_STRANGERS", 16)
+def test_silent_connections_take_no_place_for_long(address: str, come: Come) -> None:
     host = come(introduction(0))
-    silent = [connected(address) for _ in range(50)]
+    silent = [connected(address) for _ in range(200)]
     assert silent[0].recv(1) == b""  # the oldest had to go
     guest = come(introduction(1))
     assert host.result(WITHIN_S)

@@ -33,7 +33,7 @@ from tests.forked import forked
 from tests.interrupts import interrupt
 from tests.unit.checkpoint.fakes.engine import engine, outcomes_in_gang, small_state
 from tests.unit.checkpoint.storage.fakes.flat import FlatPath, FlatStore
-from tests.waiting import until
+from tests.waiting import PassingTime, until
 
 # The first number of a process is that of its namespace; no namespace of Linux has this one.
 ELSEWHERE = Holder("job-b", "job-b-0", "another-machine", "1:7:123")
@@ -540,7 +540,7 @@ def away(root: Path, monkeypatch: pytest.MonkeyPatch, errors: list[OSError]) -> 
         make(self)
 
     monkeypatch.setattr(PosixPath, "make_folder_durably", make_once_it_is_there)
-    monkeypatch.setattr(lease, "_AWAY_PAUSE_S", 0.01)
+    monkeypatch.setattr(lease, "time", PassingTime())
 
 
 @pytest.mark.parametrize(

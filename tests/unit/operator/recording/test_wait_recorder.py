@@ -145,9 +145,12 @@ async def test_a_quota_that_refuses_pods_is_known_from_the_jobs_events(api: Memo
         await until(lambda: "uid-pod-1-0" not in replica.core.cache.objects.pods, "the deletion")
         clock.move(1)
         replica.see(kinds.JOBS, objects.job())
-        await until(lambda: not replica.core._decisions._waiting, "a decision")
-        clock.move(20)
-        await until(lambda: [wait.get("message") for wait in waits(api)] == [said], "the Job's Event")
+
+        def is_known() -> bool:
+            clock.move(0.1)  # until the wait has lasted
+            return [wait.get("message") for wait in waits(api)] == [said]
+
+        await until(is_known, "the Job's Event")
         assert started(status(api))[1] == "WaitingForPods"
 
 
