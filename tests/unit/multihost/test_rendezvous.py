@@ -227,6 +227,7 @@ def test_whoever_is_no_process_of_the_job_disturbs_nobody(bytes_sent: bytes, add
 def test_silent_connections_take_no_place_for_long(address: str, come: Come) -> None:
     host = come(introduction(0))
     silent = [connected(address) for _ in range(200)]
+    silent[0].settimeout(5.0)  # before its time to introduce itself is over
     assert silent[0].recv(1) == b""  # the oldest had to go
     guest = come(introduction(1))
     assert host.result(WITHIN_S)
