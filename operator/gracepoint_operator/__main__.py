@@ -22,7 +22,7 @@ from pathlib import Path
 from gracepoint_operator import event_loop
 from gracepoint_operator.controller import Controller, ControllerSettings
 from gracepoint_operator.decisions.decide import DEFAULT_LIKELY_GANGS_PER_MINUTE
-from gracepoint_operator.decisions.retention import Limits
+from gracepoint_operator.decisions.record_retention import Limits
 from gracepoint_operator.kube.client import KubeClient, KubeError
 from gracepoint_operator.limited_port import ConnectionLimits
 from gracepoint_operator.logs import about, configure

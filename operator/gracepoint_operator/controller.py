@@ -52,7 +52,7 @@ from gracepoint_operator.decisions.decide import (
     holds_back,
     next_decision_at,
 )
-from gracepoint_operator.decisions.retention import Limits
+from gracepoint_operator.decisions.record_retention import Limits
 from gracepoint_operator.event_loop import LoopLag
 from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient

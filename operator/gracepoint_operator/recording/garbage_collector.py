@@ -1,4 +1,4 @@
-"""Deletes the Preemptions and requests that ``decisions.retention`` selects.
+"""Deletes the Preemptions and requests that ``decisions.record_retention`` selects.
 
 One task on the controller's event loop runs every ``PASS_S`` and deletes a limited number, one after the other. A
 thread selects them, and ends with the selection. Before a deletion, the task reads the object again. It deletes only
@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.cache.indexes import version_of
-from gracepoint_operator.decisions.retention import Due, Key, Limits, due_for_deletion, final_requests
+from gracepoint_operator.decisions.record_retention import Due, Key, Limits, due_for_deletion, final_requests
 from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.kube.objects import parse_time

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.decisions.retention import (
+from gracepoint_operator.decisions.record_retention import (
     SHORTEST_S,
     DeletionReason,
     Due,
