@@ -26,7 +26,7 @@ NOT_BY_KIND := --ignore=tests/cluster/test_harness.py --ignore=tests/cluster/tes
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-integration test-laptop test-accelerator test-contract test-set-mesh test-fast test-cluster test-workloads test-newest-jobset test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install test-soak soak mutants worker-kills outliving demo try format changelog generate manifests krew requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-integration test-laptop test-accelerator test-contract test-set-mesh test-fast test-cluster test-workloads test-newest-jobset restart-budget test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install test-soak soak mutants worker-kills outliving demo try format changelog generate manifests krew requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -124,6 +124,9 @@ test-newest-jobset: system ## What only the newest JobSet has: restarts in place
 	$(NEWEST_JOBSET) $(PY) -m tests.testcluster build
 	$(PY) -m tests.testcluster build --parts jobset-0.12
 	$(NEWEST_JOBSET) $(PYTEST) -n 0 -v -m controllers tests/cluster/test_in_place.py tests/cluster/test_resizing.py
+
+restart-budget: parts ## Counts what uses up a job's restarts: 60 failures of the infrastructure, 20 errors of programs (minutes; needs Go).
+	$(PY) -m tests.restart_budget $(FLAGS)
 
 test-newest: servers ## What only the newest Kubernetes has, on its API server, scheduler and controllers (builds them first: ten minutes; needs Go).
 	$(PY) -m tests.testcluster build --parts etcd kubernetes kubernetes-1.37

@@ -22,8 +22,12 @@ from tests.testcluster.shell import say
 _LIMIT_S = 3600.0
 #: What a lone API server of that version can show: CRDs, admission policies, watches, records, the command line.
 _API = ("tests/api_server", "-m", "not newest and not controllers")
-#: What every workload gets, on a whole cluster: notices, hold, resume bit for bit, restarts, record, suspension.
-_CLUSTER = ("tests/cluster/test_workloads.py", "tests/cluster/test_contract.py", "-m", "cluster and not controllers")
+#: What every workload gets, on a whole cluster: notices, hold, resume bit for bit, restarts, record, suspension. And
+#: what counts as a restart.
+_CLUSTER = (
+    *("tests/cluster/test_workloads.py", "tests/cluster/test_contract.py", "tests/restart_budget"),
+    *("-m", "(cluster or long) and not controllers"),
+)
 
 
 @dataclass(frozen=True)
