@@ -97,6 +97,6 @@ def test_a_lone_process_that_stops_is_named_by_its_worker(tmp_path: Path) -> Non
 
 def test_the_others_exit_for_a_restart_if_the_policy_says_so(tmp_path: Path) -> None:
     with start(tmp_path, "restart", 1, "step") as processes:
-        processes[0].wait_for_line("ended by the watchdog code=78", PATIENCE_S)
+        processes[0].wait_for_line("ended by the watchdog code=1", PATIENCE_S)
         processes[1].signal(signal.SIGKILL)
-        assert processes.wait(60)[0].code == 78
+        assert processes.wait(60)[0].code == 1

@@ -421,7 +421,7 @@ class StallPolicy(Model):
     0: nothing is watched."""
     action: StallAction = StallAction.REPORT
     """Report: the stall is a log line, an Event on the JobSet, the condition Progressing and a metric. Restart: the
-    processes exit with afterSave.unsavedExitCode, too, so that the JobSet starts again at the newest checkpoint."""
+    processes exit with code 1, too, so that the JobSet starts again at the newest checkpoint, which counts."""
 
 
 class PolicyInForce(Model):

@@ -55,7 +55,7 @@ from gracepoint.process_group import ProcessGroup, SingleProcess
 from gracepoint.receivers import Mailbox, Operator
 from gracepoint.settings import Settings
 from gracepoint.threads import ask_in_thread
-from gracepoint.wire.names import STALL_RESTART
+from gracepoint.wire.names import STALL_RESTART, STALLED_EXIT_CODE
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint.saving.executor import SaveExecutor
@@ -231,7 +231,7 @@ class AttachWatch:
             logger.error("this process exits, so that the job starts again reason=no progress in %s", stage)
             with contextlib.suppress(Exception):  # a thread that is stuck may hold the lock of a stream
                 ask_in_thread(machine.flush_streams, "gracepoint-last-words", _LAST_WORDS_S)
-            self._leave(self._settings.unsaved_exit_code)
+            self._leave(STALLED_EXIT_CODE)
 
     def _whom(self) -> tuple[list[int] | None, str]:
         """Returns for which processes this one waits, and that as text. None if it is not known."""
@@ -445,7 +445,7 @@ class StallReports:
         """
         if self._settings.stall_action == STALL_RESTART and not self._exit.decided and not self._exit.watches:
             logger.error("this process exits, so that the job starts again reason=%s", reason)
-            self._exit.decide(self._settings.unsaved_exit_code)
+            self._exit.decide(STALLED_EXIT_CODE)
 
 
 #: How long process 0 waits for what the others say. The deadline is the same in all processes, except for the time that

@@ -55,6 +55,8 @@ DEFAULT_STALL_AFTER_S = 900.0
 #: starts again.
 STALL_REPORT = "report"
 STALL_RESTART = "restart"
+#: With which they exit then. The program hangs, so the restart counts. No policy can give this code another meaning.
+STALLED_EXIT_CODE = 1
 
 #: Whether compiled programs are kept. "on": next to the checkpoints. Any other value is the directory that they are in.
 COMPILATION_CACHE_OFF = "off"

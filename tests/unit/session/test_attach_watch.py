@@ -19,6 +19,7 @@ from gracepoint.errors import BarrierError
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup, StoreUnavailable
 from gracepoint.preemption.stall_watch import AttachWatch
 from gracepoint.settings import Settings
+from gracepoint.wire.names import STALLED_EXIT_CODE
 from tests.unit.multihost.fakes.gangs import gangs
 from tests.waiting import until
 
@@ -154,7 +155,7 @@ def test_the_process_exits_if_the_policy_says_so() -> None:
 
     with watch(Operator(), "restart", leave=leave) as watching, watching.at("claim of the directory"):
         assert left.wait(PATIENCE_S)
-    assert codes == [Settings().unsaved_exit_code]
+    assert codes == [STALLED_EXIT_CODE]
 
 
 def test_a_stuck_handler_of_the_log_keeps_no_process_from_its_exit() -> None:
