@@ -164,6 +164,12 @@ def lasting(found: Iterable[StartWait], now: float) -> tuple[StartWait, ...]:
     return tuple(wait for wait in found if wait.since is not None and now - wait.since >= NAMED_AFTER_S)
 
 
+def late_at(gang: GangSnapshot, now: float) -> float | None:
+    """Returns when the next pod that is being deleted will be late, as no event says so. None: there is none."""
+    ends = (pod.deletion_at for pod in gang.pods if pod.node and pod.deletion_at is not None)
+    return min((at for at in ends if at > now), default=None)
+
+
 def blocked_since(shown: Iterable[StartWait]) -> float | None:
     """Returns since when something is missing or refused. None: nothing is, and the gang only takes its time."""
     return min((wait.since for wait in shown if wait.kind not in ORDINARY and wait.since is not None), default=None)

@@ -210,7 +210,7 @@ class WaitRecorder:
         found = waiting.waits(gang, now)
         if workload is None or not found:
             self._end(gang, known)
-            return None
+            return None if workload is None else waiting.late_at(gang, now)
         if known is None:
             known = self._known[workload.uid] = _WaitingGang(workload)
         known.workload = workload
@@ -225,7 +225,8 @@ class WaitRecorder:
         if known.named:
             self._write_queue.touch((workload.namespace, workload.uid))
             return now + LOOK_S
-        return min(wait.since for wait in dated if wait.since is not None) + NAMED_AFTER_S
+        named_at = min(wait.since for wait in dated if wait.since is not None) + NAMED_AFTER_S
+        return min(named_at, waiting.late_at(gang, now) or named_at)
 
     def forget(self, uid: str) -> None:
         """A workload is gone."""
