@@ -62,9 +62,10 @@ from gracepoint_operator.model.preemption_record import PreemptionRecord
 from gracepoint_operator.recording import connection_writer, garbage_collector, trouble_recorder
 from gracepoint_operator.recording.acknowledgement_log import AcknowledgementLog
 from gracepoint_operator.recording.connection_writer import ConnectionWriter
-from gracepoint_operator.recording.event_recorder import EventRecorder
+from gracepoint_operator.recording.event_recorder import EndedPods, EventRecorder
 from gracepoint_operator.recording.first_seen_writer import FirstSeenWriter
 from gracepoint_operator.recording.garbage_collector import GarbageCollector
+from gracepoint_operator.recording.kueue_writer import KueueWriter
 from gracepoint_operator.recording.pod_writer import PodProtector, SidecarEnder
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter, RequestWriter
@@ -287,7 +288,8 @@ class Reconciler:
         observe_at = self._writers.policies.goodput.observe(gang)  # last, so that no notice waits for it
         look_at = self._writers.waits.observe(gang)
         decided = dataclasses.replace(gang, preemptions=tuple(self._cache.preemptions.of_workload(uid)))
-        times = (next_decision_at(decided, now), observe_at, look_at, self._writers.pods.protect(decided))
+        others = (self._writers.pods.protect(decided), self._writers.kueue.look(decided))
+        times = (next_decision_at(decided, now), observe_at, look_at, *others)
         return min((at for at in times if at is not None), default=None)
 
     def notify_hints(self, uid: str) -> None:
@@ -432,6 +434,8 @@ class Controller:
             pods=PodProtector(api, cache, metrics, clock, interval_s, allowed=settings.protects_pods),
             sidecars=SidecarEnder(api, cache, metrics, interval_s, allowed=settings.deletes_pods),
             first_seen=FirstSeenWriter(api, cache, settings.first_seen_place, metrics, clock, interval_s),
+            kueue=KueueWriter(api, cache, metrics, clock, interval_s),
+            ended_pods=EndedPods(cache, events, metrics, interval_s),
         )
 
     @property
@@ -512,6 +516,8 @@ class Controller:
         if reading.kind is objects.PREEMPTIONS and affected:
             self._follow(reading)
         self._note_policy(reading, policy_before)
+        if isinstance(reading.value, objects.Pod):
+            self.writers.ended_pods.see(reading.value, reading.marks)
         self._decide_soon(affected)
 
     def _take_deletion(self, uid: str, version: int) -> None:

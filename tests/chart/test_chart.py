@@ -62,7 +62,7 @@ def test_helm_finds_nothing_to_say_about_it(helm: Helm) -> None:
 
 
 def test_the_role_is_exactly_this(render: Render) -> None:
-    """No secrets, and of what is not ours nothing is written but reviews, Events and answers to Evictions."""
+    """No secrets. Of what is not ours it writes reviews, Events, answers to Evictions and what it asks of Kueue."""
     watch = {"list", "watch"}
     read = {"get"} | watch
     granted: dict[str, set[str]] = {}
@@ -82,6 +82,7 @@ def test_the_role_is_exactly_this(render: Render) -> None:
         "events.k8s.io/events": {"create", "list"},
         "karpenter.sh/nodeclaims": watch,
         "kueue.x-k8s.io/workloads": read,
+        "kueue.x-k8s.io/workloads/status": {"patch"},
         "batch/jobs": read,
         "jobset.x-k8s.io/jobsets": read,
         "gracepoint.dev/clustercheckpointpolicies": read,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from demo import install
+from demo import install, nodes
 from demo.forms import JOB, JOBSET, TRAINJOB, Form
 from demo.snapshot import Json
 from demo.training import TrainingRun
@@ -30,6 +30,7 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY = "kueue.x-k8s.io/priority-class"
 TIME_LIMIT = "kueue.x-k8s.io/max-exec-time-seconds"
 WORKLOADS = "workloads.kueue.x-k8s.io"
+HOSTNAME = "kubernetes.io/hostname"
 #: Enough for the two processes of a run, and for nothing beside them.
 QUOTA = {"cpu": "500m", "memory": "2Gi"}
 MIDDLE = 20
@@ -243,6 +244,66 @@ def slowed(change: Callable[[Json], None]) -> Callable[[Json], None]:
         args.append("--pace=1.0")
 
     return changed
+
+
+def placed_objects() -> list[Json]:
+    """A queue whose pods are pinned to nodes."""
+    api = "kueue.x-k8s.io/v1beta1"
+    resources = [{"name": name, "nominalQuota": quota} for name, quota in QUOTA.items()]
+    group = {"coveredResources": list(QUOTA), "flavors": [{"name": "placed", "resources": resources}]}
+    return [
+        {
+            "apiVersion": api,
+            "kind": "Topology",
+            "metadata": {"name": "hosts"},
+            "spec": {"levels": [{"nodeLabel": HOSTNAME}]},
+        },
+        {
+            "apiVersion": api,
+            "kind": "ResourceFlavor",
+            "metadata": {"name": "placed"},
+            "spec": {"topologyName": "hosts", "nodeLabels": {"kubernetes.io/os": "linux"}},
+        },
+        {
+            "apiVersion": api,
+            "kind": "ClusterQueue",
+            "metadata": {"name": "placed"},
+            "spec": {"namespaceSelector": {}, "resourceGroups": [group]},
+        },
+        {
+            "apiVersion": api,
+            "kind": "LocalQueue",
+            "metadata": {"name": "placed", "namespace": NAMESPACE},
+            "spec": {"clusterQueue": "placed"},
+        },
+    ]
+
+
+def placed(body: Json) -> None:
+    """Lets Kueue choose the node of each pod."""
+    body["metadata"].setdefault("labels", {})[QUEUE] = "placed"
+    (job,) = body["spec"]["replicatedJobs"]
+    meta = job["template"]["spec"]["template"].setdefault("metadata", {})
+    meta.setdefault("annotations", {})["kueue.x-k8s.io/podset-unconstrained-topology"] = "true"
+
+
+@pytest.mark.parametrize("queued", [pytest.param(JOBSET, id="JobSet")], indirect=True)
+def test_pods_that_kueue_pins_to_nodes_return_on_other_nodes(queued: TrainingRun, undisturbed: TrainingRun) -> None:
+    run, cluster = queued, queued.cluster
+    made = json.dumps({"apiVersion": "v1", "kind": "List", "items": placed_objects()})
+    cluster.kubectl("apply", "--filename=-", stdin=made)
+    run.start(placed)
+    run.wait_for_step(MIDDLE, timeout_s=240)
+    home = run.wait_for_pods()[0].node
+    pod = json.loads(cluster.kubectl("get", "pods", f"--namespace={NAMESPACE}", "--output=json").stdout)["items"][0]
+    assert HOSTNAME in pod["spec"]["nodeSelector"], "Kueue pins it"
+    nodes.taint(cluster, home)
+    assert run.wait_for_phase(Phase.COMMITTED, timeout_s=120)["status"]["stepsLost"] == 0
+    run.wait_for_record("that it trains again", lambda status: "restoredStep" in status, timeout_s=180)
+    assert home not in {pod.node for pod in run.wait_for_pods()}
+    run.wait_for_end(timeout_s=300)
+    assert run.compare(undisturbed).differences == ()
+    assert run.look().restarts_counted == 0
 
 
 @pytest.mark.parametrize("queued", [pytest.param(JOB, id="Job")], indirect=True)

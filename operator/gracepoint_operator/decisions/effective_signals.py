@@ -8,7 +8,9 @@ The rules:
   the workload as a whole (``GangSnapshot.members``): then the processes are notified, and leave before it.
 * **Which signals**: kinds that the policy names and that are more certain than a hint. A signal on another object than
   the pod, such as its node, does not count if it existed when the pod was bound: the scheduler chose that node all the
-  same, and would again. A signal further ahead than ``signals.HORIZON_S`` does not count, unless it is a request. A
+  same, and would again. If the gang has left that very node before, and its end is still ahead, the signal counts again
+  when the whole gang runs: then the gang saves and trains on where it is, once for each start. Another exit would end
+  in the same place. A signal further ahead than ``signals.HORIZON_S`` does not count, unless it is a request. A
   time limit always exists before; it counts when the whole gang runs, unless it was over when the pod was bound.
 * **Deletions of pods are checked**: pods are also deleted when a workload restarts, ends or is deleted, and watches of
   different kinds are not in order with one another. So a deletion is believed only after a fresh look
@@ -29,7 +31,7 @@ from gracepoint_operator import signals
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.model import evictions
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
-from gracepoint_operator.model.preemption_record import PreemptionRecord, RequestRecord
+from gracepoint_operator.model.preemption_record import LEFT_BEFORE, PreemptionRecord, RequestRecord
 from gracepoint_operator.resources import (
     CheckpointPolicy,
     PolicyCopy,
@@ -50,11 +52,18 @@ class Timed:
     Attributes:
         since_at: When it began, in seconds since the epoch.
         request: The request that it is. None if it is not a request.
+        again: Whether the gang has left that node before, and was put there again while the signal existed.
     """
 
     signal: Signal
     since_at: float
     request: RequestRecord | None = None
+    again: bool = False
+
+    @property
+    def stays(self) -> bool:
+        """True if the gang saves for it and continues to train."""
+        return self.signal.stays or self.again
 
     @property
     def deadline_at(self) -> float:
@@ -84,10 +93,28 @@ def counting(gang: GangSnapshot, policy: PolicyInForce | None, now: float, *, dr
         if not gang.job_goes_on(pod):
             continue
         for signal, request in relevant(gang, pod, policy, now, drills=drills):
-            since_at = gang.since[signal.mark]
-            if _is_news(signal, since_at, gang.bound_at.get(pod.uid), runs):
+            since_at, bound_at = gang.since[signal.mark], gang.bound_at.get(pod.uid)
+            if _is_news(signal, since_at, bound_at, runs):
                 timed.append(Timed(signal, since_at, request))
+            elif runs and bound_at is not None and _is_back(gang, signal, since_at, bound_at):
+                again = dataclasses.replace(
+                    signal, text=f"{signal.text[: _TEXT_LIMIT - len(LEFT_BEFORE)]}{LEFT_BEFORE}"
+                )
+                timed.append(Timed(again, since_at, request, again=True))
     return timed
+
+
+def _is_back(gang: GangSnapshot, signal: Signal, since_at: float, bound_at: float) -> bool:
+    """True if the pod's node goes away later, and an earlier start of the gang has left it."""
+    of_node = signal.on in (On.NODE, On.NODE_CLAIM, On.DEVICE) and signal.lasting
+    return (
+        of_node
+        and signal.deadline_at(since_at) > bound_at
+        and any(
+            preemption.leaves and signal.node in preemption.spec.nodes and not preemption.includes(signal.pod)
+            for preemption in gang.preemptions
+        )
+    )
 
 
 def _is_news(signal: Signal, since_at: float, bound_at: float | None, runs: bool) -> bool:
@@ -191,6 +218,8 @@ def mode_of(policy: PolicyInForce, timed: Iterable[Timed]) -> Mode:
     return Mode.ENFORCE if policy.mode is Mode.DRILL and ends_pods(timed) else policy.mode
 
 
+#: As long as the resource's schema allows.
+_TEXT_LIMIT = 512
 #: Deadlines closer than this are the same: replicas see a signal at slightly different times. The library, which
 #: gets them as revisions, goes by the same figure.
 DEADLINE_TOLERANCE_S = SAME_REVISION / 1000
@@ -253,9 +282,10 @@ def gives_way(
     """
     if current.asks_to_leave or current.spec.mode is Mode.OBSERVE or current.phase.rank >= Phase.FROZEN.rank:
         return False
-    limited = current.spec.cause == Cause.TIME_LIMIT and current.spec.mode is Mode.ENFORCE
+    for_signals = current.spec.cause == Cause.TIME_LIMIT or current.spec.signal.endswith(LEFT_BEFORE)
+    stays = current.spec.mode is Mode.ENFORCE and for_signals
     return (
-        (ends_pods(timed) or (limited and any(item.signal.stays for item in timed)))
+        (ends_pods(timed) or (stays and any(item.stays for item in timed)))
         and mode_of(policy, timed) is Mode.ENFORCE
         and _is_to_leave(policy, preemptions, timed, now)
     )
@@ -327,7 +357,7 @@ def _is_to_leave(
 ) -> bool:
     if ends_pods(timed):
         return True
-    return not (all(item.signal.stays for item in timed) or _leaves_too_often(policy, preemptions, now))
+    return not (all(item.stays for item in timed) or _leaves_too_often(policy, preemptions, now))
 
 
 def _leaves_too_often(policy: PolicyInForce, preemptions: Sequence[PreemptionRecord], now: float) -> bool:

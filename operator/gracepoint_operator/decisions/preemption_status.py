@@ -28,6 +28,7 @@ from gracepoint_operator.model.pod_places import Places, missing
 from gracepoint_operator.model.preemption_record import (
     CONDITION_ENDED,
     CONDITION_PROGRESSING,
+    LEFT_BEFORE,
     EndReason,
     PreemptionRecord,
     joined_status,
@@ -91,6 +92,7 @@ def _request(spec: PreemptionSpec) -> str:
 CONDITION_EXITS = "Exits"
 REASON_EXIT_BREAKER = "ExitBreakerOpen"
 REASON_TIME_LIMIT = "TimeLimit"
+REASON_LEFT_BEFORE = "LeftBefore"
 
 #: A choice of the library: the newest snapshot is committed in place of the current step.
 _PROMOTE = "Promote"
@@ -291,6 +293,9 @@ def exits_condition(spec: PreemptionSpec) -> Condition:
     if spec.cause == Cause.TIME_LIMIT:
         reason = REASON_TIME_LIMIT
         message = "the gang saves and trains on: its time is limited, and an exit would start that time again"
+    elif spec.signal.endswith(LEFT_BEFORE):
+        reason = REASON_LEFT_BEFORE
+        message = "the gang saves and trains on: it has left this node before, and was started there again"
     else:
         reason = REASON_EXIT_BREAKER
         message = (
@@ -346,7 +351,7 @@ PHASE_REASONS = {
 }
 #: The reasons of all Events, in the order in which they usually come.
 STORY = (
-    *("PreemptionNoticed", REASON_EXIT_BREAKER, REASON_TIME_LIMIT, REASON_MOVED, "SaveAgreed"),
+    *("PreemptionNoticed", REASON_EXIT_BREAKER, REASON_TIME_LIMIT, REASON_LEFT_BEFORE, REASON_MOVED, "SaveAgreed"),
     *("CheckpointCommitted", "SnapshotPromoted", "PreemptionRetracted", "PreemptionExpired", "PreemptionFailed"),
     REASON_RESUMED,
 )

@@ -45,6 +45,9 @@ CONDITION_STARTED = "Started"
 #: The conditions that come and go.
 _PASSING = frozenset({CONDITION_PROGRESSING, CONDITION_STARTED})
 
+#: The end of the description of a signal on a node that the gang has left before, and where it was started again.
+LEFT_BEFORE = ", on a node that the gang left before"
+
 #: A record that is made so many seconds after its deadline, without a status, was restored from a backup.
 RESTORED_AFTER_S = 60.0
 

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from gracepoint.wire import names
 from gracepoint.wire.messages import one_line
+from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.decisions.preemption_status import EVENT_CONTROLLER, STORY, Note
 from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
-from gracepoint_operator.kube.objects import format_time
+from gracepoint_operator.kube.objects import Pod, format_time
+from gracepoint_operator.kube.write_queue import Key, WriteQueue
 from gracepoint_operator.logs import about
+from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model.preemption_record import PreemptionRecord
-from gracepoint_operator.resources import Preemption
+from gracepoint_operator.resources import Preemption, SignalKind
+from gracepoint_operator.signals import Mark
 from gracepoint_operator.workloads import BY_NAME, WorkloadIdentity
 
 logger = logging.getLogger(__name__)
@@ -120,3 +124,50 @@ class EventRecorder:
             "type": "Warning" if note.warning else "Normal",
             "regarding": regarding,
         }
+
+
+#: Why a pod has ended, if it was neither its program nor anything that the gang could be told of before.
+REASON_POD_DISRUPTED = "PodDisrupted"
+
+
+class EndedPods:
+    """Says which pods were ended from outside without notice, by an Event on their workload.
+
+    A kubelet that evicts a pod or shuts down, and the garbage collector of pods, mark a pod in the moment in which it
+    has ended. Then it is too late for a preemption: what follows is the restart of the gang.
+
+    Args:
+        cache: What is known of the cluster.
+        events: Posts the Events.
+        metrics: Counts failures.
+        interval_s: Seconds between two writes about one pod.
+    """
+
+    def __init__(self, cache: ClusterCache, events: EventRecorder, metrics: Metrics, interval_s: float) -> None:
+        self._cache = cache
+        self._events = events
+        self._notes: dict[Key, tuple[WorkloadIdentity, str, Note]] = {}
+        self._write_queue = WriteQueue("end of a pod", self._write, metrics, interval_s)
+
+    def see(self, pod: Pod, marks: Iterable[Mark]) -> None:
+        """Says soon why a pod has ended, if its marks tell and no preemption of its gang is about it."""
+        mark = next((mark for mark in marks if mark.row.kind is SignalKind.DISRUPTION_TARGET), None)
+        workload = self._cache.objects.workloads.get(pod.workload_uid)
+        if not pod.finished or mark is None or workload is None or not pod.policy:
+            return
+        preemptions = self._cache.preemptions.of_workload(workload.uid)
+        if any(pod.name in preemption.spec.pods and preemption.includes(pod) for preemption in preemptions):
+            return
+        where = f" on {pod.node}" if pod.node else ""
+        message = f"the pod {pod.name}{where} was ended from outside: {mark.text}; the restart does not count"
+        key = (pod.namespace, pod.uid)
+        self._notes[key] = (workload, pod.uid, Note(REASON_POD_DISRUPTED, message))
+        self._write_queue.touch(key)
+
+    async def close(self, timeout_s: float) -> None:
+        await self._write_queue.close(timeout_s)
+
+    async def _write(self, key: Key) -> None:
+        if (known := self._notes.pop(key, None)) is not None:
+            workload, uid, note = known
+            await self._events.post_on(workload, note, uid)

@@ -10,7 +10,9 @@ import dataclasses
 
 from gracepoint_operator.kube.objects import PREEMPTIONS, REQUESTS, Kind
 from gracepoint_operator.recording.acknowledgement_log import AcknowledgementLog
+from gracepoint_operator.recording.event_recorder import EndedPods
 from gracepoint_operator.recording.first_seen_writer import FirstSeenWriter
+from gracepoint_operator.recording.kueue_writer import KueueWriter
 from gracepoint_operator.recording.pod_writer import PodProtector, SidecarEnder
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter, RequestWriter
@@ -34,6 +36,8 @@ class Writers:
         pods: The annotations that protect pods from autoscalers.
         sidecars: The ends of pods that outlive their training.
         first_seen: When marks were first seen.
+        kueue: Other nodes for workloads that Kueue pins to those that go away.
+        ended_pods: The Events about pods that were ended without notice.
     """
 
     acknowledgements: AcknowledgementLog
@@ -46,6 +50,8 @@ class Writers:
     pods: PodProtector
     sidecars: SidecarEnder
     first_seen: FirstSeenWriter
+    kueue: KueueWriter
+    ended_pods: EndedPods
 
     def follow(self, policy: CheckpointPolicy) -> None:
         """Takes from a policy's status what the other replica knows."""
@@ -65,6 +71,7 @@ class Writers:
         self.troubles.forget(uid)
         self.waits.forget(uid)
         self.pods.forget(uid)
+        self.kueue.forget(uid)
         if place is not None and place[0] is PREEMPTIONS:
             self.acknowledgements.forget(place[1:])
             self.preemptions.forget(place[1:])
@@ -83,5 +90,7 @@ class Writers:
             self.pods,
             self.sidecars,
             self.first_seen,
+            self.kueue,
+            self.ended_pods,
         )
         await asyncio.gather(*(writer.close(timeout_s) for writer in writers))

@@ -395,8 +395,8 @@ class Signal:
         limit: Whether it is a time limit that was set before.
         on: Kind of the object that shows it. None for an eviction, a request, or a report of the gang.
         until_at: The deadline that the object names, in seconds since the epoch. None if it names none.
-        lasting: Whether it may have existed when the pod was bound. Such a signal does not count: the scheduler chose
-            that node nevertheless, and would again.
+        lasting: Whether it may have existed when the pod was bound. Then the gang does not leave for it: the scheduler
+            chose that node nevertheless, and would again.
     """
 
     kind: SignalKind

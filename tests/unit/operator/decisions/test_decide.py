@@ -204,7 +204,7 @@ def test_old_node_signal_does_not_disrupt_the_restarted_job() -> None:
     scene = Scene()
     scene.taint("node-1")
     scene.recorded(phase="Committed", created_at=NOW, ended_at=NOW + 3)
-    scene.clock.move(10)
+    scene.clock.move(20)  # its deadline is over by then
     scene.restart(on="node-1")
     assert not any(isinstance(decision, StartPreemption | Check | End) for decision in scene.decisions())
 
@@ -451,7 +451,7 @@ def test_pods_replaced_within_an_attempt_are_another_life() -> None:
     scene = Scene()
     scene.taint("node-1")
     scene.recorded(phase="Committed", ended_at=NOW + 2)
-    scene.clock.move(10)
+    scene.clock.move(20)
     for index in (0, 1):
         scene.gone(objects.pod(index))
         replaced = objects.pod(index, on="node-1", created_at=scene.clock())

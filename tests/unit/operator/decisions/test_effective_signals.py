@@ -62,6 +62,72 @@ def test_maintenance_announced_in_the_second_of_the_binding_counts() -> None:
     assert scene.start().spec.deadline.timestamp() == NOW + 900
 
 
+def back_on_the_node(scene: Scene, *, on: str = "node-1") -> None:
+    """The gang has left for a maintenance in fifteen minutes, and starts again."""
+    scene.seen(kinds.NODES, maintenance(NOW + 900))
+    scene.recorded(phase="Committed", created_at=NOW, deadline_at=NOW + 900, ended_at=NOW + 3)
+    scene.clock.move(60)
+    scene.restart(on=on)
+
+
+def started(scene: Scene) -> list[PreemptionSpec]:
+    return [decision.spec for decision in scene.decisions() if isinstance(decision, StartPreemption)]
+
+
+def test_gang_that_is_put_back_on_the_node_that_it_left_saves_there_and_stays() -> None:
+    scene = Scene()
+    back_on_the_node(scene)
+    (spec,) = started(scene)
+    assert (spec.exits, spec.nodes, spec.deadline.timestamp()) == (False, ["node-1"], NOW + 900)
+    assert spec.signal.endswith(", on a node that the gang left before")
+
+
+def test_gang_that_saved_there_is_not_told_again_before_it_starts_again() -> None:
+    scene = Scene()
+    back_on_the_node(scene)
+    body = objects.preemption(2, phase="Committed", created_at=NOW + 60, deadline_at=NOW + 900, ended_at=NOW + 70)
+    body["spec"] |= {"exits": False, "restartAttempt": 1, "newestPodAt": stamp(NOW + 60)}
+    scene.seen(kinds.PREEMPTIONS, body)
+    scene.clock.move(30)
+    assert started(scene) == []
+    scene.restart(2, on="node-1")
+    (spec,) = started(scene)
+    assert (spec.epoch, spec.exits) == (3, False)
+
+
+@pytest.mark.parametrize("on", [pytest.param("node-1", id="it is over"), pytest.param("node-2", id="another node")])
+def test_gang_is_not_told_of_the_signal_that_it_left_for(on: str) -> None:
+    scene = Scene()
+    scene.seen(kinds.NODES, maintenance(NOW + 900))
+    scene.recorded(phase="Committed", created_at=NOW, deadline_at=NOW + 900, ended_at=NOW + 3)
+    scene.clock.move(901 if on == "node-1" else 60)
+    scene.restart(on=on)
+    assert started(scene) == []
+
+
+def test_gang_on_the_node_that_it_left_waits_until_all_of_it_runs() -> None:
+    scene = Scene()
+    back_on_the_node(scene)
+    scene.seen(kinds.PODS, objects.pod(1, attempt=1, on="node-1", created_at=NOW + 60, phase="Pending"))
+    assert started(scene) == []
+
+
+def test_gang_on_the_node_that_it_left_leaves_with_what_is_new() -> None:
+    scene = Scene()
+    back_on_the_node(scene)
+    (spec,) = started(scene)
+    body = objects.preemption(2, created_at=NOW + 60, deadline_at=NOW + 900)
+    body["spec"] |= {"exits": False, "signal": spec.signal, "restartAttempt": 1, "newestPodAt": stamp(NOW + 60)}
+    scene.seen(kinds.PREEMPTIONS, body)
+    taints = [objects.taint()]
+    scene.seen(kinds.NODES, {**maintenance(NOW + 900), "spec": {"taints": taints}})
+    end, start = (item for item in scene.decisions() if isinstance(item, End | StartPreemption))
+    assert isinstance(end, End)
+    assert (end.phase, end.preemption.spec.epoch) == (Phase.RETRACTED, 2)
+    assert isinstance(start, StartPreemption)
+    assert (start.spec.epoch, start.spec.exits) == (3, True)
+
+
 def test_signal_over_an_hour_ahead_starts_a_preemption_an_hour_before() -> None:
     scene = Scene()
     scene.seen(kinds.NODES, maintenance(NOW + 7200))

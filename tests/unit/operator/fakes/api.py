@@ -197,9 +197,10 @@ def _merged(old: Any, patch: Any) -> Any:
 
 
 def _apply(status: JsonObject, applied: JsonObject) -> None:
-    """Entries of list maps that are keyed by name. The fields that the writer does not name stay others'."""
+    """Entries of list maps that are keyed by name or type. The fields that the writer does not name stay others'."""
     for field, wanted in applied.items():
-        entries = {entry["name"]: entry for entry in status.get(field, [])}
+        key = "type" if field == "conditions" else "name"
+        entries = {entry[key]: entry for entry in status.get(field, [])}
         for entry in wanted:
-            entries[entry["name"]] = entry
+            entries[entry[key]] = entry
         status[field] = list(entries.values())

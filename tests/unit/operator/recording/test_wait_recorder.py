@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 
 from gracepoint.wire.messages import Phase
@@ -14,6 +15,7 @@ from tests.unit.operator.fakes.objects import NAMESPACE, Body, Clock
 from tests.unit.operator.fakes.replica import Replica, running, until
 
 NO_NODES = "0/12 nodes are available: 12 Insufficient nvidia.com/gpu"
+QUIET_S = 0.2
 WAITS, ENDED = "WaitingToStart", "WaitEnded"
 
 
@@ -104,7 +106,7 @@ async def test_the_preemption_that_the_gang_restarts_after_says_so_too(api: Memo
         replica.drop(kinds.JOBS, objects.job())
         replica.see(JOBSETS, objects.jobset(restarts=1))
         replica.see(kinds.JOBS, objects.job(attempt=1))
-        clock.move(10)
+        clock.move(20)  # the signal's deadline is over: else it would count again on the same node
         replica.see(kinds.PODS, objects.pod(0, attempt=1, created_at=clock()))
         pending = unscheduled(clock())
         pending["metadata"] = objects.pod(1, attempt=1, created_at=clock())["metadata"]
@@ -114,6 +116,19 @@ async def test_the_preemption_that_the_gang_restarts_after_says_so_too(api: Memo
         assert "node for process 1" in started(replica.preemptions[0]["status"])[2]
         replica.see(kinds.PODS, objects.pod(1, attempt=1, created_at=clock() - 20))
         await until(lambda: started(replica.preemptions[0]["status"])[0] == "True", "the condition's end")
+
+
+async def test_a_pod_that_never_ends_on_a_dead_node_is_named_though_nothing_happens(
+    api: MemoryApi, clock: Clock
+) -> None:
+    async with running(api, clock) as replica:
+        replica.see(kinds.PODS, objects.pod(1, deleting_at=clock() + 5))
+        await until(lambda: replica.core.cache.objects.pods["uid-pod-1-0"].deletion_at, "the pod")
+        clock.move(6)
+        await asyncio.sleep(QUIET_S)
+        assert waits(api) == []
+        clock.move(15)
+        await until(lambda: is_said(api, "on the node node-2"), "the pod to be named with its node")
 
 
 async def test_a_volume_that_cannot_be_mounted_is_known_from_the_pods_events(api: MemoryApi, clock: Clock) -> None:

@@ -1,0 +1,220 @@
+"""Asks Kueue for other nodes than those that a gang leaves.
+
+Kueue's topology-aware scheduling assigns nodes to a Workload when it is admitted, and pins each pod to its node, also
+pods that are made anew. An affinity cannot keep them away. So the operator tells Kueue, in Kueue's own Workload:
+
+* When a gang has saved for a preemption and leaves, the nodes that the preemption names go into
+  ``status.unhealthyNodes``. Kueue then assigns another node, or evicts the Workload if there is none
+  (TASFailedNodeReplacement, on since Kueue 0.14). It replaces one node at a time and clears the field, so each node is
+  named when the field is empty, and only once for each preemption: Kueue may choose the same node again, because it
+  looks at taints and not at other signals.
+* If pods are pinned to such a node all the same and cannot be bound there for ``PINNED_S``, the operator evicts the
+  Workload, once for each start of the gang. Kueue suspends the job, which is not counted as a restart, and assigns
+  nodes anew. Kueue 0.17 and newer ends such pods itself.
+
+Runs as tasks of a write queue on the controller's event loop. Both replicas may ask: the second one finds the field
+filled, or the node replaced.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.kube import client, objects
+from gracepoint_operator.kube.client import JsonObject, KubeClient
+from gracepoint_operator.kube.objects import Kind, Pod, format_time, true_conditions
+from gracepoint_operator.kube.write_queue import Key, WriteQueue
+from gracepoint_operator.logs import about
+from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.model.gang_snapshot import GangSnapshot
+from gracepoint_operator.model.preemption_record import PreemptionRecord
+
+log = logging.getLogger(__name__)
+
+#: How long pods may be pinned to a node that is going away without being bound to it, in seconds.
+PINNED_S = 30.0
+#: How long after the end of a preemption its nodes are still replaced, in seconds. Then the gang has started anew.
+_LEAVES_S = 60.0
+_HOSTNAME = "kubernetes.io/hostname"
+_MANAGER = "gracepoint"
+
+
+@dataclasses.dataclass
+class _Asked:
+    """What was asked for a workload.
+
+    Attributes:
+        preemption: Name of the preemption for which nodes were named.
+        nodes: These nodes.
+        evicted: The last start of the gang for which the Workload was evicted. -1: none.
+    """
+
+    preemption: str = ""
+    nodes: set[str] = dataclasses.field(default_factory=set)
+    evicted: int = -1
+
+
+class KueueWriter:
+    """Asks Kueue for other nodes.
+
+    Args:
+        api: The API server.
+        cache: What is known of the cluster.
+        metrics: Counts failures.
+        clock: Seconds since the epoch.
+        interval_s: Seconds between two writes of one Workload.
+    """
+
+    def __init__(
+        self, api: KubeClient, cache: ClusterCache, metrics: Metrics, clock: Callable[[], float], interval_s: float
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._clock = clock
+        self._asked: dict[str, _Asked] = {}  # by the UID of the workload
+        self._write_queue = WriteQueue("nodes of a Kueue workload", self._write, metrics, interval_s)
+        self._workloads: dict[Key, str] = {}  # Kueue's Workload -> UID of the workload that it is about
+
+    def look(self, gang: GangSnapshot) -> float | None:
+        """Asks for other nodes soon if the gang needs them. Returns when to look again even if nothing changes."""
+        leaving, pinned, now = self._leaving(gang), self._waiting(gang), self._clock()
+        if not (leaving or pinned) or not (entries := self._cache.suspensions.queue_entries(gang.workload_uid)):
+            return None
+        late_at = [pod.created_at + PINNED_S for pod in pinned]
+        if leaving or any(at <= now for at in late_at):
+            for entry in entries:
+                self._workloads[entry] = gang.workload_uid
+                self._write_queue.touch(entry)
+        return min((at for at in late_at if at > now), default=None)
+
+    def forget(self, uid: str) -> None:
+        """Forgets a workload."""
+        self._asked.pop(uid, None)
+        for entry in [entry for entry, of in self._workloads.items() if of == uid]:
+            del self._workloads[entry]
+
+    async def close(self, timeout_s: float) -> None:
+        await self._write_queue.close(timeout_s)
+
+    def _leaving(self, gang: GangSnapshot) -> list[str]:
+        """The nodes that the gang leaves, without those that were named before."""
+        preemption = _latest(gang)
+        if preemption is None or not preemption.leaves:
+            return []
+        ended_at = preemption.ended_at or 0.0
+        if self._clock() > ended_at + _LEAVES_S and not any(map(preemption.includes, gang.pods)):
+            return []
+        asked = self._asked.get(gang.workload_uid, _Asked())
+        known = asked.nodes if asked.preemption == preemption.name else ()
+        return [node for node in preemption.spec.nodes if node not in known]
+
+    def _waiting(self, gang: GangSnapshot) -> list[Pod]:
+        """The pods without a node, unless the Workload was evicted for this start of the gang before."""
+        asked = self._asked.get(gang.workload_uid, _Asked())
+        if gang.workload is None or asked.evicted == gang.workload.restarts:
+            return []
+        return [pod for pod in gang.processes if not (pod.node or pod.finished or pod.deletion_at is not None)]
+
+    async def _write(self, entry: Key) -> None:
+        try:
+            kind = await self._api.preferred(objects.KUEUE_WORKLOADS)
+            body = await self._api.get(kind, *entry)
+        except client.NotFound:
+            return
+        if (uid := self._workloads.get(entry)) is None:
+            return
+        gang = self._cache.gang(uid)
+        conditions = true_conditions(body.get("status") or {})
+        if "Admitted" not in conditions or "Evicted" in conditions:
+            return
+        if leaving := self._leaving(gang):
+            await self._replace(kind, body, gang, leaving)
+        elif pinned := self._waiting(gang):
+            await self._evict_if_pinned(kind, body, gang, pinned)
+
+    async def _replace(self, kind: Kind, body: JsonObject, gang: GangSnapshot, leaving: Sequence[str]) -> None:
+        """Names one of these nodes, once those that were named before are replaced."""
+        if body["status"].get("unhealthyNodes"):
+            return  # the watch brings the Workload again
+        preemption = _latest(gang)
+        asked = self._asked.setdefault(gang.workload_uid, _Asked())
+        if preemption is None:
+            return
+        if asked.preemption != preemption.name:
+            asked.preemption, asked.nodes = preemption.name, set()
+        assigned = set(assigned_nodes(body))
+        node = next((node for node in leaving if node in assigned), None)
+        if node is not None:
+            meta = {"resourceVersion": body["metadata"]["resourceVersion"]}
+            status = {"unhealthyNodes": [{"name": node}]}
+            namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
+            await self._api.merge_status(kind, namespace, name, {"metadata": meta, "status": status})
+            log.info("asked Kueue to replace a node", extra=about(namespace=namespace, workload=name, node=node))
+        asked.nodes |= {other for other in leaving if other not in assigned or other == node}
+
+    async def _evict_if_pinned(self, kind: Kind, body: JsonObject, gang: GangSnapshot, pinned: Sequence[Pod]) -> None:
+        """Evicts the Workload if pods wait in vain for a node that goes away."""
+        asked = self._asked.setdefault(gang.workload_uid, _Asked())
+        if gang.workload is None or not any(assigned_nodes(body)):
+            return
+        late = [pod for pod in pinned if pod.created_at + PINNED_S <= self._clock()]
+        wanted = {node for pod in late if (node := await self._pinned_to(pod))}
+        preemption = _latest(gang)
+        left = set() if preemption is None else set(preemption.spec.nodes)
+        going = sorted(wanted & (self._cache.objects.disrupted_nodes | left))
+        if not going:
+            return
+        namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
+        condition = {
+            "type": "Evicted",
+            "status": "True",
+            # Kueue's own reason, after which it puts the Workload into the queue again at once.
+            "reason": "NodeFailures",
+            "message": f"Gracepoint: pods are pinned to {', '.join(going[:10])}, which is going away",
+            "lastTransitionTime": format_time(self._clock())[:19] + "Z",
+        }
+        evicted = {
+            "apiVersion": kind.api_version,
+            "kind": "Workload",
+            "metadata": {"namespace": namespace, "name": name, "uid": body["metadata"]["uid"]},
+            "status": {"conditions": [condition]},
+        }
+        await self._api.apply_status(kind, namespace, name, evicted, manager=_MANAGER)
+        asked.evicted = gang.workload.restarts
+        log.warning(
+            "evicted a workload of Kueue, as its pods are pinned to nodes that are going away",
+            extra=about(namespace=namespace, workload=name, nodes=", ".join(going)),
+        )
+
+    async def _pinned_to(self, pod: Pod) -> str:
+        """The node to which a pod is pinned. Empty if it is pinned to none, or gone."""
+        try:
+            spec = (await self._api.get(objects.PODS, pod.namespace, pod.name)).get("spec") or {}
+        except client.NotFound:
+            return ""
+        return "" if spec.get("nodeName") else str((spec.get("nodeSelector") or {}).get(_HOSTNAME) or "")
+
+
+def assigned_nodes(body: JsonObject) -> Iterator[str]:
+    """Yields the nodes that topology-aware scheduling has assigned to a Workload of Kueue, of any of its versions."""
+    for assigned in (body["status"].get("admission") or {}).get("podSetAssignments") or ():
+        topology = assigned.get("topologyAssignment") or {}
+        if (topology.get("levels") or [""])[-1] != _HOSTNAME:
+            continue
+        for domain in topology.get("domains") or ():  # v1beta1
+            yield str(domain["values"][-1])
+        for part in topology.get("slices") or ():  # v1beta2
+            values = part["valuesPerLevel"][-1]
+            if "universal" in values:
+                yield str(values["universal"])
+                continue
+            each = values["individual"]
+            for root in each["roots"]:
+                yield f"{each.get('prefix') or ''}{root}{each.get('suffix') or ''}"
+
+
+def _latest(gang: GangSnapshot) -> PreemptionRecord | None:
+    return next((preemption for preemption in reversed(gang.preemptions) if not preemption.is_rehearsal), None)

@@ -1,0 +1,93 @@
+"""What the operator may write into Workloads of Kueue, on a real API server with Kueue's definition."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.api_server.releases import NAMESPACE, Release
+from tests.testcluster.api_server import ApiServer
+from tests.testcluster.shell import wait_until
+
+OPERATOR = f"--as=system:serviceaccount:{NAMESPACE}:gp-gracepoint"
+WHY = "the operator changes nothing in a Workload of Kueue but its unhealthy nodes"
+#: Of Kueue's definition, what is needed here.
+DEFINITION = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "workloads.kueue.x-k8s.io"},
+    "spec": {
+        "group": "kueue.x-k8s.io",
+        "scope": "Namespaced",
+        "names": {"kind": "Workload", "plural": "workloads"},
+        "versions": [
+            {
+                "name": "v1beta2",
+                "served": True,
+                "storage": True,
+                "subresources": {"status": {}},
+                "schema": {
+                    "openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+                },
+            }
+        ],
+    },
+}
+ADMITTED = {"type": "Admitted", "status": "True", "reason": "Admitted"}
+ADMISSION = {"clusterQueue": "all"}
+
+
+@pytest.fixture
+def guarded(server: ApiServer, tmp_path: Path) -> Iterator[ApiServer]:
+    """The API server with the chart, and a Workload that Kueue has admitted."""
+    release = Release(server, tmp_path)
+    release.upgrade()
+    server.define(bodies=(DEFINITION,))
+    body = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "metadata": {"name": "one"}}
+    server.kubectl("create", "--namespace=default", "--filename=-", stdin=json.dumps(body))
+    patch = json.dumps({"status": {"conditions": [ADMITTED], "admission": ADMISSION}})
+    server.kubectl(*_patch(patch))
+    reads = ("workload-reader", "--namespace=default")  # kubectl looks before it writes
+    server.kubectl("create", "role", *reads, "--verb=get", "--resource=workloads.kueue.x-k8s.io/status")
+    account = f"--serviceaccount={NAMESPACE}:gp-gracepoint"
+    server.kubectl("create", "rolebinding", *reads, "--role=workload-reader", account)
+    yield server
+    server.kubectl("delete", "role,rolebinding", *reads)
+    server.kubectl("delete", "crd", "workloads.kueue.x-k8s.io")
+    release.uninstall()
+
+
+def _patch(patch: str) -> tuple[str, ...]:
+    target = ("patch", "workloads", "one", "--namespace=default", "--subresource=status")
+    return (*target, "--type=merge", f"--patch={patch}")
+
+
+def said(server: ApiServer, **status: object) -> str:
+    """What the API server says of a change of the status by the operator. Empty if it is accepted."""
+    patch = json.dumps({"status": status})
+    done = server.kubectl(*_patch(patch), "--dry-run=server", OPERATOR, check=False)
+    return "" if done.returncode == 0 else done.stderr
+
+
+def test_operator_names_unhealthy_nodes_and_evicts_for_them_alone(guarded: ApiServer) -> None:
+    wait_until(
+        "the admission policy",
+        lambda: WHY in said(guarded, admission=None),
+        timeout_s=20,
+        hint=lambda: said(guarded, admission=None),
+    )
+    evicted = {"type": "Evicted", "status": "True", "reason": "NodeFailures"}
+    assert said(guarded, unhealthyNodes=[{"name": "node-1"}]) == ""
+    assert said(guarded, conditions=[ADMITTED, evicted]) == ""
+    refused: dict[str, dict[str, object]] = {
+        "another quota": {"admission": {"clusterQueue": "other"}},
+        "a field that was not there": {"clusterName": "other"},
+        "another reason": {"conditions": [ADMITTED, {**evicted, "reason": "Preempted"}]},
+        "another condition": {"conditions": [ADMITTED, {**evicted, "type": "Finished"}]},
+        "a condition taken away": {"conditions": [evicted]},
+    }
+    for what, status in refused.items():
+        assert WHY in said(guarded, **status), what
