@@ -22,6 +22,7 @@ PACKAGES = {
     "preemption": "sidecar/gracepoint/preemption",
     "receivers": "sidecar/gracepoint/receivers",
     "session": "sidecar/gracepoint/session",
+    "snapshots": "sidecar/gracepoint/snapshots",
     "wire": "sidecar/gracepoint/wire",
 }
 

@@ -21,9 +21,7 @@ shared memory of ``async_calls``.
   Any thread may give them back when the operation has ended. An operation that is larger than the bound runs alone.
 * ``SharedArena``: arrays in one piece of shared memory, which another process can map without a copy. One thread
   reserves the arrays. The memory lives as long as an array in it, or the arena.
-* The checksum of everything that is written and read is CRC-32, as in zlib, gzip and PNG. Intel's ISA-L computes it at
-  the speed of memory, and releases the GIL. The extra ``gracepoint[jax]`` installs it. On a platform without ISA-L,
-  zlib is used, which is a fifth as fast.
+* ``crc32`` is the checksum of everything that is written and read (``gracepoint.checksum``).
 """
 
 from __future__ import annotations
@@ -42,6 +40,7 @@ import numpy.typing as npt
 
 from gracepoint import machine
 from gracepoint.async_calls.handover import Block
+from gracepoint.checksum import crc32 as crc32
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, GracepointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
@@ -420,11 +419,3 @@ def array_at(
     """Returns the array that begins at ``offset`` of ``memory``."""
     size_bytes = math.prod(shape) * dtype.itemsize
     return memory[offset : offset + size_bytes].view(dtype).reshape(shape)
-
-
-try:
-    from isal.isal_zlib import crc32
-except ImportError:
-    from zlib import crc32
-
-__all__ = ["crc32"]

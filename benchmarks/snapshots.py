@@ -1,0 +1,277 @@
+"""Snapshots in the memory of another process: how fast, and how much processor time they take.
+
+    python -m benchmarks.snapshots [--mib 256] [--values 8] [--threads 2] [--rounds 5] [--json FILE]
+
+Two processes on loopback. One has a snapshot server, and a port that only receives and sends bytes over TLS. The other
+one writes values and reads them, and copies as many bytes over as many plain TLS connections, by turns: so whatever
+else the machine does meets both. The ratios are of one round, and the median of all rounds is told. The processor time
+is of each process for itself, with the kernel's part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import concurrent.futures
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import secrets
+import socket
+import ssl
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import trustme
+
+from benchmarks.report import Better, Figure, parser, publish
+from gracepoint.deadline import Deadline
+from gracepoint.snapshots.snapshot_client import SnapshotClient
+from gracepoint.snapshots.snapshot_server import SnapshotFiles, SnapshotLimits, SnapshotServer
+from gracepoint.wire.capability import Capability, Right, write_capability
+
+_NAME = "snapshots.benchmark.test"
+_MIB, _GIB = 1 << 20, 1 << 30
+_BLOCK_BYTES = 256 * 1024
+_TIMEOUT_S = 300.0
+#: What the plain port is asked: 0 receive, 1 send, 2 processor time; and how many bytes.
+_ASK = struct.Struct(">BQ")
+_SECONDS = struct.Struct(">d")
+_RECEIVE, _SEND, _CPU = range(3)
+
+
+@dataclasses.dataclass
+class Round:
+    """Seconds, and processor seconds of both processes, of one way to move the bytes."""
+
+    wall_s: float
+    own_cpu_s: float
+    other_cpu_s: float
+
+
+class Plain:
+    """Bytes over plain TLS connections to the other process."""
+
+    def __init__(self, port: int, context: ssl.SSLContext, threads: int) -> None:
+        self._links = [
+            context.wrap_socket(
+                socket.create_connection(("127.0.0.1", port), timeout=_TIMEOUT_S), server_hostname=_NAME
+            )
+            for _ in range(threads)
+        ]
+
+    def close(self) -> None:
+        for link in self._links:
+            link.close()
+
+    def send(self, number: int, data: memoryview) -> None:
+        link = self._links[number]
+        link.sendall(_ASK.pack(_RECEIVE, len(data)))
+        for start in range(0, len(data), _BLOCK_BYTES):
+            link.sendall(data[start : start + _BLOCK_BYTES])
+        link.recv(1)
+
+    def receive(self, number: int, out: memoryview) -> None:
+        link = self._links[number]
+        link.sendall(_ASK.pack(_SEND, len(out)))
+        _fill(link, out)
+
+    def other_cpu_s(self) -> float:
+        self._links[0].sendall(_ASK.pack(_CPU, 0))
+        data = bytearray(_SECONDS.size)
+        _fill(self._links[0], memoryview(data))
+        (seconds,) = _SECONDS.unpack(data)
+        return float(seconds)
+
+
+def _fill(link: ssl.SSLSocket, out: memoryview) -> None:
+    position = 0
+    while position < len(out):
+        count = link.recv_into(out[position:], len(out) - position)
+        if count == 0:
+            raise ConnectionError("the other process ended the connection")
+        position += count
+
+
+def serve(folder: Path, capacity_bytes: int) -> None:
+    """The other process: both ports, until its standard input ends."""
+    logging.disable(logging.INFO)
+    files = SnapshotFiles(certificate=folder / "crt", key=folder / "key", capability_keys=folder / "keys")
+    server = SnapshotServer(
+        files, SnapshotLimits(capacity_bytes=capacity_bytes, workload_bytes=capacity_bytes), "127.0.0.1"
+    )
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(files.certificate, files.key)
+    listener = socket.create_server(("127.0.0.1", 0))
+    print(json.dumps([server.port, listener.getsockname()[1]]), flush=True)
+    threading.Thread(target=_accept, args=(listener, context), daemon=True).start()
+    sys.stdin.read()
+    server.close()
+
+
+def _accept(listener: socket.socket, context: ssl.SSLContext) -> None:
+    while True:
+        accepted, _ = listener.accept()
+        accepted.settimeout(_TIMEOUT_S)
+        link = context.wrap_socket(accepted, server_side=True)
+        threading.Thread(target=_copy, args=(link,), daemon=True).start()
+
+
+def _copy(link: ssl.SSLSocket) -> None:
+    block = memoryview(bytearray(_BLOCK_BYTES))
+    ask = memoryview(bytearray(_ASK.size))
+    with contextlib.suppress(ConnectionError):
+        while True:
+            _fill(link, ask)
+            what, left = _ASK.unpack(ask)
+            if what == _CPU:
+                link.sendall(_SECONDS.pack(time.process_time()))
+                continue
+            while left:
+                part = block[: min(left, _BLOCK_BYTES)]
+                if what == _RECEIVE:
+                    _fill(link, part)
+                else:
+                    link.sendall(part)
+                left -= len(part)
+            if what == _RECEIVE:
+                link.sendall(b".")
+
+
+@contextlib.contextmanager
+def other_process(capacity_bytes: int) -> Iterator[tuple[int, int, str, bytes]]:
+    """Yields the ports of the server and of plain copying, the authority, and the key of capabilities."""
+    authority, key = trustme.CA(), secrets.token_bytes(32)
+    pair = authority.issue_cert(_NAME)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        pair.cert_chain_pems[0].write_to_path(folder / "crt")
+        pair.private_key_pem.write_to_path(folder / "key")
+        (folder / "keys").write_text(f"a {base64.b64encode(key).decode()}\n")
+        command = [sys.executable, "-m", "benchmarks.snapshots", "--serve", name, str(capacity_bytes)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            port, plain_port = json.loads(process.stdout.readline())
+            yield port, plain_port, authority.cert_pem.bytes().decode(), key
+        finally:
+            process.stdin.close()
+            process.wait(_TIMEOUT_S)
+            process.stdout.close()
+
+
+def measure(mib: int, values: int, threads: int, rounds: int) -> list[Figure]:
+    """Moves ``values`` values, of ``mib`` MiB together, in ``threads`` threads, ``rounds`` times."""
+    size_bytes = mib * _MIB // values
+    data = memoryview(bytearray(os.urandom(_MIB) * (size_bytes // _MIB + 1)))[:size_bytes]
+    outs = [memoryview(bytearray(size_bytes)) for _ in range(threads)]
+    took: dict[str, list[Round]] = {}
+    with other_process(2 * mib * _MIB + 64 * _MIB) as (port, plain_port, pem, key):
+        text = write_capability(
+            Capability(
+                namespace="benchmark",
+                workload="benchmark",
+                attempt=1,
+                rights=frozenset({Right.WRITE, Right.READ, Right.DROP}),
+                until=int(time.time()) + 86400,
+                max_bytes=1 << 50,
+            ),
+            "a",
+            key,
+        )
+        client = SnapshotClient(
+            ("127.0.0.1", port),
+            server_name=_NAME,
+            authorities=lambda: pem,
+            capability=lambda: text,
+            connections=threads,
+        )
+        plain = Plain(plain_port, ssl.create_default_context(cadata=pem), threads)
+        pool = concurrent.futures.ThreadPoolExecutor(threads)
+
+        def deadline() -> Deadline:
+            return Deadline.after(_TIMEOUT_S, time.monotonic)
+
+        def put(thread: int, number: int) -> None:
+            client.put(f"1/1/0/v{number}", [data], deadline())
+
+        def get(thread: int, number: int) -> None:
+            client.get_into(f"1/1/0/v{number}", outs[thread], deadline())
+
+        ways: dict[str, Callable[[int, int], None]] = {
+            "plain sending": lambda thread, number: plain.send(thread, data),
+            "put": put,
+            "plain receiving": lambda thread, number: plain.receive(thread, outs[thread]),
+            "get": get,
+        }
+        for _ in range(rounds + 1):  # the first one only warms up
+            client.drop("", deadline())
+            for name, move in ways.items():
+                took.setdefault(name, []).append(_timed(pool, threads, values, move, plain))
+        pool.shutdown()
+        client.close()
+        plain.close()
+    return _figures({name: each[1:] for name, each in took.items()}, mib * _MIB / _GIB)
+
+
+def _timed(
+    pool: concurrent.futures.Executor, threads: int, values: int, move: Callable[[int, int], None], plain: Plain
+) -> Round:
+    def several(thread: int) -> None:
+        for number in range(thread, values, threads):
+            move(thread, number)
+
+    other_s, own_s, began_s = plain.other_cpu_s(), time.process_time(), time.perf_counter()
+    for each in [pool.submit(several, thread) for thread in range(threads)]:
+        each.result(_TIMEOUT_S)
+    wall_s = time.perf_counter() - began_s
+    return Round(wall_s, time.process_time() - own_s, plain.other_cpu_s() - other_s)
+
+
+def _figures(took: dict[str, list[Round]], gib: float) -> list[Figure]:
+    made = []
+    for name, plain in (("put", "plain sending"), ("get", "plain receiving")):
+        pairs = list(zip(took[name], took[plain], strict=True))
+        ratio = statistics.median(other.wall_s / own.wall_s for own, other in pairs)
+        made.append(Figure(f"{name}: speed, of plain TLS copying", ratio, "", 0.8, Better.MORE))
+    for name, rounds in took.items():
+        made.append(Figure(f"{name}: speed", statistics.median(gib / each.wall_s for each in rounds), "GiB/s"))
+    for name, rounds in took.items():
+        own = statistics.median(each.own_cpu_s / gib for each in rounds)
+        goal = 0.6 if name in ("put", "get") else None
+        made.append(Figure(f"{name}: processor time of the trainer", own, "s/GiB", goal))
+    for name, rounds in took.items():
+        other = statistics.median(each.other_cpu_s / gib for each in rounds)
+        made.append(Figure(f"{name}: processor time of the server", other, "s/GiB"))
+    return made
+
+
+def main() -> None:
+    """See the module."""
+    if sys.argv[1:2] == ["--serve"]:
+        serve(Path(sys.argv[2]), int(sys.argv[3]))
+        return
+    options = parser(__doc__)
+    options.formatter_class = argparse.RawDescriptionHelpFormatter
+    options.add_argument("--mib", type=int, default=256, help="all values together")
+    options.add_argument("--values", type=int, default=8)
+    options.add_argument("--threads", type=int, default=2)
+    options.add_argument("--rounds", type=int, default=5)
+    given: Any = options.parse_args()
+    figures = measure(given.mib, given.values, given.threads, given.rounds)
+    publish(figures, given.json, mib=given.mib, values=given.values, threads=given.threads)
+
+
+if __name__ == "__main__":
+    main()

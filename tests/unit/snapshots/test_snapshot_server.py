@@ -1,0 +1,466 @@
+"""Nobody gets in who may not, nobody takes what is another's, and a server ends and changes its keys in order."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from gracepoint.checksum import crc32
+from gracepoint.snapshots.exchange import (
+    CHECKSUM,
+    LONGEST_HEADER_BYTES,
+    MAGIC,
+    Refusal,
+    SnapshotDamaged,
+    SnapshotRefused,
+    SnapshotsFull,
+    SnapshotsUnavailable,
+    frame,
+    read_frame,
+)
+from gracepoint.snapshots.snapshot_client import SnapshotClient
+from gracepoint.wire.capability import Right
+from tests.unit.snapshots.fakes.servers import KEY, MIB, NAME, Served, asked, capability, deadline, ends, shown
+from tests.waiting import until
+
+pytestmark = pytest.mark.integration
+
+OTHER_KEY = bytes(reversed(KEY))
+
+
+def of(data: bytes) -> list[memoryview]:
+    return [memoryview(data)]
+
+
+def refused_as(refusal: Refusal, act: Callable[[], object]) -> None:
+    with pytest.raises(SnapshotRefused) as error:
+        act()
+    assert error.value.refusal is refusal
+
+
+def test_a_workload_neither_sees_nor_drops_nor_replaces_another_s_values(served: Served) -> None:
+    mine, other = served.client(), served.client(shown("uid-2", namespace="research"))
+    mine.put("1/1/0/a", of(b"mine"), deadline())
+    assert other.entries("", deadline()) == []
+    assert other.drop("", deadline()) == other.drop_before(100, deadline()) == 0
+    with pytest.raises(FileNotFoundError):
+        other.get_into("1/1/0/a", memoryview(bytearray(4)), deadline())
+    other.put("1/1/0/a", of(b"not!"), deadline())
+    out = bytearray(4)
+    mine.get_into("1/1/0/a", memoryview(out), deadline())
+    assert out == b"mine"
+
+
+def test_the_uid_of_a_workload_in_another_namespace_opens_nothing(served: Served) -> None:
+    served.client().put("1/1/0/a", of(b"mine"), deadline())
+    with served.link() as link:
+        answer = asked(link, op="hello", capability=shown(namespace="other"))
+        assert answer["refused"] == Refusal.NOT_ADMITTED
+    reader = served.client(shown(namespace="other", rights=frozenset({Right.READ})))
+    assert reader.entries("", deadline()) == []
+    with pytest.raises(FileNotFoundError):
+        reader.get_into("1/1/0/a", memoryview(bytearray(4)), deadline())
+
+
+@pytest.mark.parametrize(
+    ("text", "refusal"),
+    [
+        pytest.param("", Refusal.NOT_ADMITTED, id="none"),
+        pytest.param(shown(key=OTHER_KEY), Refusal.NOT_ADMITTED, id="of another key"),
+        pytest.param(shown(key_id="b"), Refusal.NOT_ADMITTED, id="of a key that is not known"),
+        pytest.param(shown()[:-4] + "AAAA", Refusal.NOT_ADMITTED, id="with another MAC"),
+        pytest.param(shown(until=1000), Refusal.EXPIRED, id="that has ended"),
+    ],
+)
+def test_a_capability_that_does_not_hold_opens_nothing(served: Served, text: str, refusal: Refusal) -> None:
+    refused_as(refusal, lambda: served.client(text).put("1/1/0/a", of(b"data"), deadline()))
+    assert (served.used_bytes(), served.server.figures()["workloads"]) == (0, {})
+
+
+def test_a_capability_is_judged_at_each_request(served: Served) -> None:
+    with served.link(shown(until=2000)) as link:
+        assert asked(link, op="list", under="", after="")["bytes"] == 2
+        assert link.recv(2) == b"[]"
+        served.epoch_s = 2000.0
+        assert asked(link, op="list", under="", after="")["refused"] == Refusal.EXPIRED
+
+
+def test_nothing_is_answered_before_the_hello(served: Served) -> None:
+    for request in ({"op": "put", "key": "1/1/0/a", "bytes": 1}, {"op": "stat"}, {"op": "list", "under": ""}):
+        with served.link() as link:
+            assert asked(link, **request)["refused"] == Refusal.NOT_ADMITTED
+            assert ends(link)
+
+
+def test_an_attempt_writes_its_own_values_alone(served: Served) -> None:
+    client = served.client(shown(attempt=2))
+    for attempt in (1, 3):
+        refused_as(
+            Refusal.NOT_ADMITTED,
+            lambda attempt=attempt: client.put(f"1/{attempt}/0/a", of(b"data"), deadline()),  # type: ignore[misc]
+        )
+
+
+def test_a_newer_attempt_reads_what_an_earlier_one_wrote_and_ends_its_writes(served: Served) -> None:
+    old, new = served.client(shown(attempt=1)), served.client(shown(attempt=2))
+    old.put("1/1/0/a", of(b"data"), deadline())
+    out = bytearray(4)
+    new.get_into("1/1/0/a", memoryview(out), deadline())
+    assert out == b"data"
+    refused_as(Refusal.SUPERSEDED, lambda: old.put("2/1/0/a", of(b"data"), deadline()))
+    refused_as(Refusal.SUPERSEDED, lambda: old.drop("", deadline()))
+    new.put("2/2/0/a", of(b"data"), deadline())
+    assert [each.key for each in old.entries("", deadline())] == ["1/1/0/a"]  # none of an attempt after it
+    assert new.drop("1", deadline()) == 1
+
+
+def test_a_write_that_began_before_the_newer_attempt_came_is_not_seen(served: Served) -> None:
+    with served.link(shown(attempt=1)) as link:
+        assert asked(link, op="put", key="1/1/0/a", bytes=4) == {}
+        served.client(shown(attempt=2)).entries("", deadline())
+        link.sendall(b"data" + CHECKSUM.pack(crc32(b"data")))
+        assert read_frame(link, 30)["refused"] == Refusal.SUPERSEDED
+        assert served.client(shown(attempt=2)).entries("", deadline()) == []
+    until(lambda: served.used_bytes() == 0, "the memory to be free")
+
+
+def test_a_value_is_seen_once_all_of_it_is_there(served: Served) -> None:
+    client = served.client()
+    with served.link(shown()) as link:
+        assert asked(link, op="put", key="1/1/0/a", bytes=4) == {}
+        assert served.used_bytes() == 4 + 4096
+        link.sendall(b"dat")
+        assert client.entries("", deadline()) == []
+        link.sendall(b"a" + CHECKSUM.pack(crc32(b"data")))
+        assert read_frame(link, 30)["checksum"] == crc32(b"data")
+        assert [each.key for each in client.entries("", deadline())] == ["1/1/0/a"]
+
+
+def test_a_byte_that_was_damaged_on_the_way_is_refused_and_the_earlier_value_stays(served: Served) -> None:
+    client = served.client()
+    client.put("1/1/0/a", of(b"good"), deadline())
+    with served.link(shown()) as link:
+        assert asked(link, op="put", key="1/1/0/a", bytes=4) == {}
+        link.sendall(b"dbta" + CHECKSUM.pack(crc32(b"data")))
+        assert read_frame(link, 30)["refused"] == Refusal.DAMAGED
+        assert asked(link, op="put", key="1/1/0/a", bytes=4, if_absent=True)["refused"] == Refusal.EXISTS
+    out = bytearray(4)
+    client.get_into("1/1/0/a", memoryview(out), deadline())
+    assert out == b"good"
+    assert served.used_bytes() == 4 + 4096
+
+
+def test_a_client_whose_memory_changes_while_it_is_sent_learns_it(served: Served) -> None:
+    data = bytearray(b"data")
+    client = served.client()
+
+    def late(block: memoryview, start: int) -> int:
+        data[0] = 0
+        return crc32(block, start)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gracepoint.snapshots.snapshot_client.crc32", late)
+        with pytest.raises(SnapshotDamaged):
+            client.put("1/1/0/a", [memoryview(data)], deadline())
+    assert served.used_bytes() == 0
+
+
+def test_a_workload_fills_its_own_part_and_no_more(served: Served) -> None:
+    greedy, other = served.client(shown(max_bytes=MIB)), served.client(shown("uid-2"))
+    with pytest.raises(SnapshotsFull, match=str(MIB)):
+        greedy.put("1/1/0/a", of(bytes(MIB)), deadline())
+    for number in range(MIB // 4096):  # empty values cost something, too
+        greedy.put(f"1/1/{number}/a", [], deadline())
+    with pytest.raises(SnapshotsFull):
+        greedy.put("2/1/0/a", [], deadline())
+    assert served.used_bytes() <= MIB
+    other.put("1/1/0/a", of(bytes(8 * MIB)), deadline())
+
+
+def test_a_size_that_no_memory_has_is_refused_before_a_byte_is_sent(served: Served) -> None:
+    with served.link(shown()) as link:
+        assert asked(link, op="put", key="1/1/0/a", bytes=(1 << 63) - 1)["refused"] == Refusal.FULL
+        assert asked(link, op="list", under="", after="") == {"bytes": 2}
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"GET / HTTP/1.1\r\n\r\n", id="another protocol"),
+        pytest.param(struct.pack(">4sI", MAGIC, LONGEST_HEADER_BYTES + 1), id="a header that is too long"),
+        pytest.param(struct.pack(">4sI", MAGIC, 2) + b"[]", id="no object"),
+        pytest.param(struct.pack(">4sI", MAGIC, 8000) + b"[" * 8000, id="deep brackets"),
+        pytest.param(frame(op="put", key="1/1/0/a", bytes=-1), id="a negative size"),
+        pytest.param(frame(op="put", key="1/1/0/a", bytes=1e30), id="a size that is no integer"),
+        pytest.param(frame(op="put", key="1/1/0/a", bytes=True), id="a size that is a truth"),
+        pytest.param(frame(op="put", key="../1/0/a", bytes=1), id="a key that is none"),
+        pytest.param(frame(op="put", key="1/1/0/" + "a" * 600, bytes=1), id="a key that is too long"),
+        pytest.param(frame(op="put", key="1/1/0/\n2026 ERROR", bytes=1), id="a key with a line break"),
+        pytest.param(frame(op="get", key="1/1/0/a", start=0), id="a field is missing"),
+        pytest.param(frame(op="own"), id="another request"),
+    ],
+)
+def test_what_is_no_request_ends_its_connection_and_harms_no_other(served: Served, sent: bytes) -> None:
+    client = served.client()
+    client.put("1/1/0/z", of(b"data"), deadline())
+    with served.link(shown()) as link:
+        link.sendall(sent)
+        with contextlib.suppress(ConnectionError):
+            assert read_frame(link, 30)["refused"] == Refusal.MALFORMED
+        assert ends(link)
+    client.put("1/1/0/z", of(b"data"), deadline())
+    assert served.used_bytes() == 4 + 4096
+
+
+def test_random_bytes_never_end_the_server(served: Served) -> None:
+    bytes_of = random.Random(4)
+    for number in range(60):
+        data = bytes_of.randbytes(bytes_of.randrange(1, 400))
+        with contextlib.suppress(OSError), served.bare() if number % 3 else served.link(shown()) as link:
+            link.sendall(data)
+    served.client().put("1/1/0/a", of(b"data"), deadline())
+    assert "failed" not in served.server.figures()
+
+
+def test_half_a_value_whose_sender_goes_is_forgotten(served: Served) -> None:
+    for sent in (b"", b"x" * 1000, b"x" * MIB + b"123"):
+        with served.link(shown()) as link:
+            assert asked(link, op="put", key="1/1/0/a", bytes=MIB) == {}
+            link.sendall(sent)
+        until(lambda: served.used_bytes() == 0, "the memory to be free")
+    assert served.client().entries("", deadline()) == []
+
+
+def test_a_slow_sender_loses_its_connection_and_its_memory_and_others_go_on(serve: Callable[..., Served]) -> None:
+    served = serve(stall_s=0.5)
+    with served.link(shown()) as link:
+        assert asked(link, op="put", key="1/1/0/a", bytes=MIB) == {}
+        with contextlib.suppress(OSError):  # one byte now and then does not help
+            for _ in range(600):
+                link.sendall(b"x")
+                served.client(shown("uid-2")).put("1/1/0/b", of(b"data"), deadline())
+                time.sleep(0.02)
+        until(lambda: served.server.figures()["refused"] == {"slow": 1}, "the slow one to be cut off")
+    until(lambda: served.used_bytes() == 4 + 4096, "its memory to be free")
+
+
+def test_a_slow_reader_does_not_keep_what_was_dropped(serve: Callable[..., Served]) -> None:
+    served = serve(stall_s=0.5)
+    client = served.client()
+    client.put("1/1/0/a", of(bytes(24 * MIB)), deadline())
+    with served.link(shown()) as link:
+        assert asked(link, op="get", key="1/1/0/a", start=0, bytes=24 * MIB, generation="")["bytes"] == 24 * MIB
+        client.drop("", deadline())
+        assert served.used_bytes() == 24 * MIB + 4096  # it is still being read
+        until(lambda: served.used_bytes() == 0, "the reader to be cut off")
+    client.put("1/1/0/a", of(bytes(24 * MIB)), deadline())
+
+
+@pytest.mark.parametrize("says", ["nothing", "half a header", "one byte now and then"])
+def test_who_does_not_say_hello_is_cut_off(serve: Callable[..., Served], says: str) -> None:
+    served = serve(handshake_s=0.5, header_s=0.5)
+    with served.bare() as silent, served.link() as link:
+        with contextlib.suppress(OSError):
+            if says == "half a header":
+                link.sendall(frame(op="hello")[:5])
+            while says == "one byte now and then" and served.server.figures()["pending"]:
+                link.sendall(b"G")
+                time.sleep(0.02)
+        assert ends(silent)
+        assert ends(link)
+    until(lambda: served.server.figures()["pending"] == 0, "both to be forgotten")
+
+
+@pytest.fixture
+def flood() -> Iterator[Callable[[Served, str, int], None]]:
+    """Opens connections that say nothing, and keeps them."""
+    with contextlib.ExitStack() as kept:
+
+        def begin(served: Served, address: str, count: int) -> None:
+            for _ in range(count):
+                kept.enter_context(served.bare(address))
+
+        yield begin
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all addresses of 127.0.0.0/8")
+def test_a_flood_of_connections_crowds_out_itself_alone(
+    serve: Callable[..., Served], flood: Callable[[Served, str, int], None]
+) -> None:
+    served = serve(pending=40, pending_of_address=10, connections=4)
+    client = served.client()
+    client.put("1/1/0/a", of(b"data"), deadline())
+    with served.link(address="127.0.0.9") as slow:
+        for number in range(2, 7):
+            flood(served, f"127.0.0.{number}", 60)
+        assert served.server.figures()["pending"] <= 40
+        assert asked(slow, op="hello", capability=shown("uid-2")) == {}  # its place was not the one that was taken
+        client.put("1/1/0/a", of(b"data"), deadline())
+        with served.link(shown("uid-3"), address="127.0.0.8") as link:
+            assert asked(link, op="put", key="1/1/0/a", bytes=4) == {}
+    assert served.server.figures()["crowded out"] >= 200
+
+
+def test_connections_beyond_their_number_are_refused_and_others_go_on(serve: Callable[..., Served]) -> None:
+    served = serve(connections=3, connections_of_address=2)
+    with served.link(shown()) as first, served.link(shown()), served.link() as third:
+        assert asked(third, op="hello", capability=shown())["refused"] == Refusal.BUSY
+        assert ends(third)
+        assert asked(first, op="list", under="", after="") == {"bytes": 2}
+        with pytest.raises(SnapshotsUnavailable, match="2 of this address"):
+            served.client().entries("", deadline())
+
+
+def test_strangers_cannot_fill_the_log(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(30):
+        with served.link() as link:
+            assert asked(link, op="hello", capability="v1.a.b.c")["refused"] == Refusal.NOT_ADMITTED
+    lines = [record for record in caplog.records if "refused" in record.getMessage()]
+    assert len(lines) == 1
+    assert served.server.figures()["refused"] == {"not admitted": 30}
+
+
+def test_values_of_a_workload_that_writes_no_more_are_dropped_by_their_age(serve: Callable[..., Served]) -> None:
+    served = serve(age_s=100.0)
+    client = served.client()
+    client.put("1/1/0/a", of(b"data"), deadline())
+    served.age_s = 99.0
+    served.server.look()
+    assert served.used_bytes() == 4100
+    served.age_s = 100.0
+    served.server.look()
+    assert (served.used_bytes(), served.server.figures()["workloads"]) == (0, {})
+
+
+def test_keys_of_capabilities_are_rotated_without_a_restart(served: Served) -> None:
+    old, new = shown(), shown(key_id="b", key=OTHER_KEY)
+    served.client(old).put("1/1/0/a", of(b"data"), deadline())
+    refused_as(Refusal.NOT_ADMITTED, lambda: served.client(new).entries("", deadline()))
+    served.set_keys(a=KEY, b=OTHER_KEY)
+    served.server.look()
+    for text in (old, new):
+        assert len(served.client(text).entries("", deadline())) == 1
+    served.set_keys(b=OTHER_KEY)
+    served.server.look()
+    refused_as(Refusal.NOT_ADMITTED, lambda: served.client(old).entries("", deadline()))
+    assert len(served.client(new).entries("", deadline())) == 1
+
+
+def test_a_certificate_of_another_authority_is_served_without_a_restart(served: Served) -> None:
+    served.client().put("1/1/0/a", of(b"data"), deadline())
+    kept = served.client()
+    assert len(kept.entries("", deadline())) == 1
+    authority = trustme.CA()
+    served.certify(authority)
+    served.server.look()
+    assert len(served.client(authority=authority).entries("", deadline())) == 1
+    assert len(kept.entries("", deadline())) == 1  # connections that are open go on
+
+
+def test_files_that_cannot_be_read_change_nothing(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    for content in ("", "a too-short\n", "a AAAA\n", "\xff"):
+        served.files.capability_keys.write_text(content)
+        served.server.look()
+    served.files.certificate.write_text("-----BEGIN CERTIFICATE-----\n")
+    served.server.look()
+    served.client().put("1/1/0/a", of(b"data"), deadline())
+    assert "going on with what was read before" in caplog.text
+    assert "AAAA" not in caplog.text
+    served.files.certificate.unlink()
+    served.set_keys(b=OTHER_KEY)  # is read, although the certificate cannot be
+    served.server.look()
+    served.client(shown(key_id="b", key=OTHER_KEY)).entries("", deadline())
+
+
+def test_a_server_that_ends_answers_what_was_asked_and_accepts_nothing_more(served: Served) -> None:
+    with served.link(shown()) as busy, served.link(shown()) as idle:
+        assert asked(busy, op="put", key="1/1/0/a", bytes=4) == {}
+        closing = threading.Thread(target=served.server.close, args=(30.0,), daemon=True)
+        closing.start()
+        assert ends(idle)
+        with pytest.raises(OSError, match=r"refused|reset|EOF|timed out"):
+            socket.create_connection(("127.0.0.1", served.server.port), timeout=5).recv(1)
+        busy.sendall(b"data" + CHECKSUM.pack(crc32(b"data")))
+        assert read_frame(busy, 30)["key"] == "1/1/0/a"
+        assert ends(busy)
+        closing.join(30)
+        assert not closing.is_alive()
+
+
+def test_a_server_that_ends_does_not_wait_for_ever(served: Served) -> None:
+    with served.link(shown()) as busy:
+        assert asked(busy, op="put", key="1/1/0/a", bytes=4) == {}
+        served.server.close(0.1)
+        assert ends(busy)
+    assert served.used_bytes() == 0
+
+
+def test_the_process_serves_and_ends_by_sigterm_and_loads_no_numpy(tmp_path: Path) -> None:
+    made = Served(tmp_path)
+    made.close()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-X", "importtime", "-m", "gracepoint.snapshots"]
+    command += ["--certificate", str(made.files.certificate), "--key", str(made.files.key)]
+    command += ["--capability-keys", str(made.files.capability_keys), "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--capacity-bytes", str(8 * MIB)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ})
+    try:
+        assert process.stderr is not None
+        imported = []
+        while "serving snapshots" not in (line := process.stderr.readline()):
+            imported.append(line.rpartition("|")[2].strip())
+            assert line, imported[-10:]
+        assert not {"jax", "numpy", "tensorstore", "gracepoint.checkpoint"} & set(imported)
+        pem = made.authority.cert_pem.bytes().decode()
+        text = shown(until=int(time.time()) + 100)
+        client = SnapshotClient(("127.0.0.1", port), server_name=NAME, authorities=lambda: pem, capability=lambda: text)
+        client.put("1/1/0/a", of(b"data"), deadline())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        client.close()
+    finally:
+        process.kill()
+        process.communicate(timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--capacity-bytes", str(1 << 60), "can still have"),
+        ("--capability-keys", "/nowhere", "cannot serve snapshots"),
+    ],
+)
+def test_the_process_refuses_what_it_cannot_do(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], option: str, value: str, message: str
+) -> None:
+    made = Served(tmp_path)
+    made.close()
+    arguments: dict[str, Any] = {
+        "--certificate": made.files.certificate,
+        "--key": made.files.key,
+        "--capability-keys": made.files.capability_keys,
+        "--capacity-bytes": MIB,
+        "--port": 0,
+    }
+    words = [str(word) for pair in (arguments | {option: value}).items() for word in pair]
+    done = subprocess.run(
+        [sys.executable, "-m", "gracepoint.snapshots", *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
+    assert capability().workload not in done.stderr
