@@ -504,9 +504,10 @@ def listen(address: str) -> socket.socket:
     host, port = split(address)
     if host in ("", "::", "0.0.0.0"):
         if socket.has_dualstack_ipv6():
-            return socket.create_server(
-                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=socket.SOMAXCONN
-            )
+            with contextlib.suppress(OSError):  # if IPv6 is switched off, IPv4 alone, whose error counts
+                return socket.create_server(
+                    ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=socket.SOMAXCONN
+                )
         return socket.create_server(("", port), backlog=socket.SOMAXCONN)
     family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     return socket.create_server((str(where[0]), port), family=family, backlog=socket.SOMAXCONN)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import errno
 import functools
 import itertools
 import json
@@ -508,3 +509,16 @@ def test_process_0_is_looked_for_less_often_the_longer_it_is_awaited() -> None:
     assert max(gap for gap, _ in gaps) == pytest.approx(5.0)
     assert len([look for look in looks if look <= 0.2]) >= 5
     assert len([look for look in looks if look < 600]) < 720  # thousands, with 0.1 s
+
+
+def test_where_ipv6_is_switched_off_process_0_listens_with_ipv4(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = socket.create_server
+
+    def without_ipv6(where: tuple[str, int], *, family: int = socket.AF_INET, **options: Any) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EADDRNOTAVAIL, "no IPv6 here")
+        return create(where, family=family, **options)
+
+    monkeypatch.setattr(socket, "create_server", without_ipv6)
+    with rendezvous.listen(f":{rendezvous.split(address)[1]}") as listener:
+        assert listener.family == socket.AF_INET
