@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,22 @@ def test_process_0_that_comes_late_is_awaited_and_the_log_says_for_whom(tmp_path
         (tmp_path / "now").touch()
         results = processes.wait(60)
     assert [result.code for result in results] == [0, 0, 0], results
+
+
+def test_a_pod_that_is_deleted_while_it_waits_ends_at_once_and_its_replacement_is_awaited(tmp_path: Path) -> None:
+    now = after(tmp_path / "now")
+    pods = [pod(0, count=3), pod(1, count=3), pod(1, count=3) | now, pod(0, count=3) | now, pod(2, count=3) | now]
+    with start("attach", pods, tmp_path / "steps") as processes:
+        processes[0].wait_for_line("waits for process 2; 2 of 3 are here")
+        for deleted in (processes[0], processes[1]):
+            deleted.signal(signal.SIGTERM)
+            assert deleted.wait(30).code == NOT_JOINED
+            assert "told to end (SIGTERM) while it waited" in deleted.output
+            if deleted is processes[0]:
+                processes[1].wait_for_line("waits for process 0 at")
+        (tmp_path / "now").touch()
+        results = processes.wait(60)
+    assert [result.code for result in results] == [NOT_JOINED, NOT_JOINED, 0, 0, 0], results
 
 
 def test_a_peer_that_never_comes_is_named_and_ends_the_start_at_its_limit_without_an_abort(tmp_path: Path) -> None:

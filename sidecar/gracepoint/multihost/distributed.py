@@ -40,7 +40,7 @@ from gracepoint.arguments import shown
 from gracepoint.errors import ClusterError, SettingsError
 from gracepoint.jax_isolation import setting
 from gracepoint.multihost.barriers import StoreProcessGroup
-from gracepoint.multihost.rendezvous import Gathering, Guest, Host, Introduction, pauses, split
+from gracepoint.multihost.rendezvous import Gathering, Guest, Host, Introduction, leaving_on_sigterm, pauses, split
 from gracepoint.multihost.store import JaxStore
 from gracepoint.settings import Settings
 from gracepoint.wire.names import (
@@ -449,7 +449,7 @@ def join_cluster(
     exempt_from_proxies(at.coordinator_address or place.coordinator_address, os.environ)
     gathering = Gathering([], start.exit_code)
     if at.is_known and (at.num_processes or 0) > 1:
-        with trace.span("wait for the other processes"), waiting():
+        with trace.span("wait for the other processes"), waiting(), leaving_on_sigterm(start.exit_code):
             gathering = _gathered(at, start, wait_s, bind_address, jax.__version__)
     with gathering.joining(initialization_timeout):
         if place.coordinator_address is not None and place.process_id:

@@ -35,6 +35,7 @@ import os
 import queue
 import resource
 import selectors
+import signal
 import socket
 import threading
 import time
@@ -335,6 +336,28 @@ def not_joined(reason: str, code: int) -> NotJoined:
     return NotJoined(code, reason=reason)
 
 
+@contextlib.contextmanager
+def leaving_on_sigterm(exit_code: int) -> Iterator[None]:
+    """Within the block, a SIGTERM ends this process: as process 1 of a container it would not have any effect.
+
+    Without it, a pod that is deleted while it waits lives until its grace period is over, and holds up the next
+    attempt. Whoever waits for this process goes on waiting for its replacement. A handler of the training script stays.
+    """
+
+    def leave(number: int, frame: Any) -> NoReturn:
+        raise not_joined("this process was told to end (SIGTERM) while it waited for the others", exit_code)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 class Host:
     """Process 0, to which all others come.
 
@@ -368,12 +391,8 @@ class Host:
             stack.enter_context(self._selector)
             self._selector.register(listener, selectors.EVENT_READ)
             stack.callback(self._close_all)
-            try:
-                while len(self._present) < self._me.process_count - 1:
-                    self._look(listener)
-            except NotJoined as error:
-                self._tell(ends=error.reason)
-                raise
+            while len(self._present) < self._me.process_count - 1:
+                self._look(listener)
             listener.close()  # before the others are told: JAX's service needs the port
             present, self._present = list(self._present.values()), {}
             for line in present:
@@ -387,8 +406,12 @@ class Host:
             elif key.data.sock.fileno() >= 0:  # not closed by an event before this one
                 self._hear(key.data)
         self._drop_silent()
-        if self._waiting.look(self._missing):
-            self._tell(missing=self._missing())
+        try:
+            if self._waiting.look(self._missing):
+                self._tell(missing=self._missing())
+        except NotJoined as error:
+            self._tell(ends=error.reason)
+            raise
 
     def _listener(self) -> socket.socket:
         while True:
@@ -441,6 +464,7 @@ class Host:
         line.send(**dataclasses.asdict(self._me))
         verdict = compare(self._me, who)
         if verdict is Comparison.FIRST_IS_OLD:
+            self._tell(ends=outdated(self._me, who))
             raise not_joined(outdated(self._me, who), self._exit_code)
         if verdict is Comparison.DIFFERS:
             self._fail(difference(self._me, who), line)
