@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pytest
 
 from gracepoint.checkpoint import WriteOptions
-from gracepoint.checkpoint.format.array_spec import ArraySpec, Chunk
+from gracepoint.checkpoint.format.array_spec import ArraySpec, Chunk, Format
 from gracepoint.checkpoint.format.manifest import StoredFile
 from gracepoint.checkpoint.memory import ArrayBytes, aligned_empty, bytes_of
 from gracepoint.checkpoint.storage.buffers import ALIGNMENT_BYTES, BLOCK_BYTES, Buffer
@@ -71,7 +71,7 @@ class Given:
 
     def chunks(self, deadline: Deadline) -> Iterator[tuple[Chunk, npt.NDArray[Any]]]:
         for number, values in enumerate(self.values):
-            yield Chunk(0, f"w/{number}", ((0, 1),), mine=self.mine, bytes=values.nbytes), values
+            yield Chunk(0, f"w/{number}", ((0, values.size),), mine=self.mine, bytes=values.nbytes), values
 
     def written(self, chunk: Chunk) -> None:
         self.released.append(chunk.file)
@@ -320,14 +320,32 @@ def test_memory_is_reserved_only_for_a_writer_that_is_used(
 def test_a_warm_up_writes_with_each_writer_that_a_save_may_use_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, express: bool
 ) -> None:
-    checked, written, store = list[str](), list[str](), FlatStore()
+    checked, written, store = list[str](), list[tuple[str, bytes]](), FlatStore()
     monkeypatch.setattr(FlatPath, "check_usable", lambda folder: checked.append(folder.key))
-    store.before = lambda operation, key: written.append(key) if operation == "put" else None
+    store.after = lambda operation, key: (
+        written.append((key, store.objects[key].data)) if operation == "put" and key in store.objects else None
+    )
     ChunkWriter(WriteOptions(express=express)).warm(FlatPath(store, "run/warm"), soon())
     assert checked == ["run"]
-    assert sorted(set(written)) == ["run/warm/probe/.zarray", "run/warm/probe/0"]
-    assert written.count("run/warm/probe/0") == (2 if express else 1)
+    assert [data for key, data in written if key == "run/warm/probe/0"] == [bytes(4)] * (2 if express else 1)
+    assert {json.loads(data)["shape"][0] for key, data in written if key == "run/warm/probe/.zarray"} == {1}
+    assert {key for key, _ in written} == {"run/warm/probe/0", "run/warm/probe/.zarray"}
     assert store.objects == {}
+
+
+@pytest.mark.parametrize("express", [True, False])
+@pytest.mark.parametrize("renames", [True, False])
+def test_chunks_are_compressed_where_a_file_does_not_hold_its_values(
+    tmp_path: Path, renames: bool, express: bool
+) -> None:
+    spec = ArraySpec("w", "array", (4096,), "|u1", (4096,), format=Format(zstd_level=1))
+    folder = storage_path(tmp_path) if renames else FlatPath(FlatStore(), "run/1")
+    given = WriteJob(folder, "default", {0: spec}, [0], Given([np.zeros(4096, np.uint8)]), {})
+    written = ChunkWriter(WriteOptions(express=express)).write(given, soon())
+    entry = (folder / "default/w/0").entry()
+    assert entry is not None
+    assert entry.bytes == written.files["default/w/0"].bytes < 100
+    assert written.values == {"default/w/0": zlib.crc32(bytes(4096))}
 
 
 def test_threads_end_with_their_save(tmp_path: Path) -> None:
