@@ -49,6 +49,20 @@ def test_the_manifest_itself_becomes_the_stored_object_again() -> None:
     assert ANNOTATION in made["metadata"]["annotations"]
 
 
+def test_a_manifest_that_allows_no_failure_may_be_applied_again() -> None:
+    """The contract has another limit for that, which no manifest has."""
+    body = manifest()
+    job_of(body)["backoffLimit"] = 0
+    result = release_contract(body, policy().spec)
+    assert isinstance(result, Patched)
+    old = shown(body, inject_workload(result.object, "default", policy().spec, SETTINGS), policy())
+    again = copy.deepcopy(old)
+    job_of(again)["backoffLimit"] = 0
+    made, given_up = keep_fields(old, again)
+    assert made == old
+    assert given_up == ["spec.replicatedJobs[workers].template.spec.backoffLimit"]
+
+
 def test_what_a_queue_adds_while_it_is_suspended_stays() -> None:
     old = stored()
     again = copy.deepcopy(old)
