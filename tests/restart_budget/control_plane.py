@@ -272,12 +272,16 @@ class ControlPlane:
         api: The API server.
         kubelets: Of all nodes.
         logs: The logs of its components, for messages.
+        stop_operator: Ends the operator, for good.
     """
 
-    def __init__(self, api: Api, kubelets: Kubelets, logs: Mapping[str, Path]) -> None:
+    def __init__(
+        self, api: Api, kubelets: Kubelets, logs: Mapping[str, Path], stop_operator: Callable[[], None]
+    ) -> None:
         self.api = api
         self.kubelets = kubelets
         self.logs = logs
+        self.stop_operator = stop_operator
 
     def add_node(self, name: str, **labels: str) -> None:
         """A node with one processor."""
@@ -314,11 +318,12 @@ def open_control_plane(folder: Path) -> Iterator[ControlPlane]:
         }
         release = Release(server, _made(folder / "operator"))
         release.upgrade()
-        operator = stack.enter_context(release.operator())
+        serving = stack.enter_context(contextlib.ExitStack())
+        operator = serving.enter_context(release.operator())
         release.connect(operator)
         kubelets = Kubelets(api)
         stack.enter_context(kubelets.run())
-        yield ControlPlane(api, kubelets, logs | {"operator": operator.log})
+        yield ControlPlane(api, kubelets, logs | {"operator": operator.log}, serving.close)
 
 
 def missing() -> str:

@@ -44,14 +44,18 @@ class Gang:
         plane: The control plane.
         name: Of the namespace.
         max_restarts: What the user writes. None: nothing.
+        rules: What the user writes into the failure policy, if there is one.
     """
 
-    def __init__(self, plane: ControlPlane, name: str, max_restarts: int | None = None) -> None:
+    def __init__(
+        self, plane: ControlPlane, name: str, max_restarts: int | None = None, rules: Sequence[Json] = ()
+    ) -> None:
         self.plane = plane
         self.api = plane.api
         self.name = name
         self.nodes = [f"{name}-{index}" for index in range(_SIZE)]
         self.max_restarts = max_restarts
+        self.rules = list(rules)
         self.jobset = "train"
         self._made = 0
         self._refusal = ""
@@ -90,7 +94,7 @@ class Gang:
         job = {"parallelism": _SIZE, "completions": _SIZE, "template": {"spec": pod}}
         spec: Json = {"replicatedJobs": [{"name": "workers", "template": {"spec": job}}]}
         if self.max_restarts is not None:
-            spec["failurePolicy"] = {"maxRestarts": self.max_restarts}
+            spec["failurePolicy"] = {"maxRestarts": self.max_restarts, "rules": self.rules}
         body = {
             "apiVersion": "jobset.x-k8s.io/v1alpha2",
             "kind": "JobSet",
@@ -103,6 +107,10 @@ class Gang:
             self._refusal = str(refused)
             return False
         return True
+
+    def suspend(self, suspended: bool) -> None:
+        """As Kueue does."""
+        self.api.merge(f"{self._jobsets}/{self.jobset}", {"spec": {"suspend": suspended}})
 
     def account(self) -> Account:
         status = self.api.get(f"{self._jobsets}/{self.jobset}").get("status") or {}
