@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -217,12 +218,10 @@ def test_an_unreadable_pod_template_hides_only_the_grace_period() -> None:
     assert [problem.split(": ")[0] for problem in found.problems] == ["cannot be read"]
 
 
-def test_status_ends_well_although_a_job_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {objects.POLICIES: [a_policy(**connected(2))], JOBSETS: [stored(), unreadable("status")]}
+def show(monkeypatch: pytest.MonkeyPatch, found: Mapping[objects.Kind, list[Json]]) -> None:
+    """The command line sees a cluster with these objects."""
 
     class Cluster(contextlib.nullcontext[Any]):
-        """A cluster with these objects."""
-
         namespace = "team"
 
         def __init__(self, *where: object) -> None:
@@ -232,6 +231,24 @@ def test_status_ends_well_although_a_job_cannot_be_read(monkeypatch: pytest.Monk
             return found.get(kind, [])
 
     monkeypatch.setattr("gracepoint_cli.cluster.Cluster", Cluster)
+
+
+def test_status_says_what_a_job_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    since = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=12)).isoformat()
+    wait = {"kind": "Node", "what": "node for process 1", "since": since, "message": "0/12 nodes are available"}
+    started = {"type": "Started", "status": "False", "reason": "WaitingForNode", "message": "1 JobSets wait"}
+    condition = started | {"lastTransitionTime": NOW.isoformat()}
+    waits = [{"name": "llm", "uid": "u", "waits": [wait]}]
+    policy = a_policy(waits=waits, conditions=[condition], observedGeneration=1)
+    show(monkeypatch, {objects.POLICIES: [policy], JOBSETS: [stored()]})
+    lines = [line for line in command("status").out.splitlines() if "wait" in line]
+    assert lines == ["jobset/llm: waits for: node for process 1, since 12 min; last: 0/12 nodes are available"]
+    (job,) = command("status", "-o", "json").json["workloads"]
+    assert job["waitsFor"][0]["kind"] == "Node"
+
+
+def test_status_ends_well_although_a_job_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    show(monkeypatch, {objects.POLICIES: [a_policy(**connected(2))], JOBSETS: [stored(), unreadable("status")]})
     done = command("status")
     assert (done.code, done.err) == (0, "")
     assert "jobset/broken: cannot be read: " in done.out

@@ -7,7 +7,7 @@ import functools
 
 from gracepoint.wire.messages import Phase
 from gracepoint_operator.kube import objects as kinds
-from gracepoint_operator.kube.client import JsonObject
+from gracepoint_operator.kube.client import JsonObject, Refused
 from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
@@ -200,3 +200,24 @@ async def test_a_suspended_workload_is_in_the_list_and_is_no_failure(api: Memory
         clock.move(20)
         await until(lambda: [wait["kind"] for wait in waits(api)] == ["Suspended"], "the list")
         assert started(status(api))[0] == "True"
+
+
+async def test_a_suspension_is_told_with_what_kueue_says_of_the_quota(api: MemoryApi, clock: Clock) -> None:
+    said = "couldn't assign flavors to pod set workers: insufficient unused quota for nvidia.com/gpu, 8 more needed"
+    api.objects["/apis/kueue.x-k8s.io"] = {"preferredVersion": {"groupVersion": "kueue.x-k8s.io/v1beta2"}}
+    reserved = objects.condition("QuotaReserved", "False", reason="Pending", message=said)
+    api.add(kinds.KUEUE_WORKLOADS.of_version("kueue.x-k8s.io/v1beta2"), objects.workload(conditions=[reserved]))
+    async with running(api, clock) as replica:
+        replica.see(JOBSETS, objects.jobset(suspended=True))
+        await until(lambda: replica.core.cache.objects.workloads[objects.JOBSET_UID].suspended, "the suspension")
+        clock.move(20)
+        await until(lambda: [wait.get("message") for wait in waits(api)] == [said], "Kueue's words")
+
+
+async def test_events_that_cannot_be_read_leave_what_the_pods_say(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        await until(lambda: "Ready" in str(status(api)), "the first status")
+        api.failing, api.failing_only = [Refused("events is forbidden")], "GET"
+        replica.see(kinds.PODS, creating(clock()))
+        clock.move(20)
+        await until(lambda: [wait["kind"] for wait in waits(api)] == ["Start"], "the wait")
