@@ -27,8 +27,8 @@ def waits(cluster: Cluster) -> list[Json]:
     return [wait for entry in json.loads(shown).get("status", {}).get("waits", []) for wait in entry["waits"]]
 
 
-def is_named(cluster: Cluster, kind: str) -> Json | None:
-    return next((wait for wait in waits(cluster) if wait["kind"] == kind), None)
+def is_named(cluster: Cluster, kind: str) -> bool:
+    return any(wait["kind"] == kind for wait in waits(cluster))
 
 
 def named(cluster: Cluster, kind: str, within_s: float = _NAMED_S) -> Json:
@@ -66,7 +66,7 @@ def test_a_gang_that_finds_no_node_is_named_with_the_schedulers_message(run: Tra
             installed.kubectl("uncordon", node)
     try:
         run.wait_for_pods()
-        wait_until("the end of the wait", lambda: is_named(installed, "Node") is None, timeout_s=60)
+        wait_until("the end of the wait", lambda: not is_named(installed, "Node"), timeout_s=60)
     finally:
         end_at_once(run)
 
@@ -100,6 +100,6 @@ def test_a_pod_that_stays_on_a_dead_node_is_named_with_pod_and_node(run: Trainin
             assert (wait["pod"], wait["node"]) == (pod.name, pod.node)
         finally:
             installed.restore_node(pod.node)
-        wait_until("the end of the wait", lambda: is_named(installed, "Deletion") is None, timeout_s=120)
+        wait_until("the end of the wait", lambda: not is_named(installed, "Deletion"), timeout_s=120)
     finally:
         end_at_once(run)
