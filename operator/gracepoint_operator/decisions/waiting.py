@@ -143,25 +143,25 @@ def waits(gang: GangSnapshot, now: float) -> tuple[StartWait, ...]:
     held = any(pod.holdup is not None or pod.deletion_at is not None for pod in gang.pods)
     if not (held or workload.suspended or _lacks_pods(gang, workload)):
         return ()  # as nearly always
-    found = list(_deletions(gang, now))
+    waits_now = list(_deletions(gang, now))
     if workload.suspended:
-        found.append(StartWait(WaitKind.SUSPENDED, f"the admission of the {workload.kind}: it is suspended", None))
+        waits_now.append(StartWait(WaitKind.SUSPENDED, f"the admission of the {workload.kind}: it is suspended", None))
     else:
         if all(pod.deletion_at is None for pod in gang.pods):  # what takes their place is made after their end
-            found += _missing(gang, workload)
-        found += _grouped(gang, _of_pods(gang, workload, now))
-    return tuple(sorted(found, key=lambda wait: _ORDER[wait.kind])[:_SHOWN])
+            waits_now += _missing(gang, workload)
+        waits_now += _grouped(gang, _of_pods(gang, workload, now))
+    return tuple(sorted(waits_now, key=lambda wait: _ORDER[wait.kind])[:_SHOWN])
 
 
 def in_words(wait: StartWaitStatus, now: float) -> str:
     """Returns an entry of a policy's status in one sentence, for people. ``now``: seconds since the epoch."""
-    said = f"; last: {wait.message}" if wait.message else ""
-    return f"{wait.what}, since {_duration(now - wait.since.timestamp())}{said}"
+    detail = f"; last: {wait.message}" if wait.message else ""
+    return f"{wait.what}, since {_duration(now - wait.since.timestamp())}{detail}"
 
 
-def lasting(found: Iterable[StartWait], now: float) -> tuple[StartWait, ...]:
+def lasting(waits: Iterable[StartWait], now: float) -> tuple[StartWait, ...]:
     """Returns those that have lasted long enough to be named. Each has a time since which it lasts."""
-    return tuple(wait for wait in found if wait.since is not None and now - wait.since >= NAMED_AFTER_S)
+    return tuple(wait for wait in waits if wait.since is not None and now - wait.since >= NAMED_AFTER_S)
 
 
 def late_at(gang: GangSnapshot, now: float) -> float | None:
@@ -182,8 +182,8 @@ def explained(wait: StartWait, events: Iterable[EventSaid]) -> StartWait:
         wait: The wait.
         events: The Events on the objects that it asks.
     """
-    wanted = {WaitKind.PODS: _REFUSED, WaitKind.SUSPENDED: {QUOTA_RESERVED}}.get(wait.kind, _OF_EVENT.keys())
-    newest = max((event for event in events if event.reason in wanted), key=lambda event: event.at, default=None)
+    reasons = {WaitKind.PODS: _REFUSED, WaitKind.SUSPENDED: {QUOTA_RESERVED}}.get(wait.kind, _OF_EVENT.keys())
+    newest = max((event for event in events if event.reason in reasons), key=lambda event: event.at, default=None)
     if newest is None:
         return wait
     message = _one_line(newest.message)
@@ -192,11 +192,8 @@ def explained(wait: StartWait, events: Iterable[EventSaid]) -> StartWait:
     kind = _OF_EVENT[newest.reason]
     if kind is WaitKind.START and wait.kind is not kind:
         return wait
-    what = f"{_WORDS[kind]} {wait.what.removeprefix(_WORDS[wait.kind]).strip()}"
-    return dataclasses.replace(wait, kind=kind, what=what, message=message)
-
-
-# The pods of the last attempt that do not end.
+    description = f"{_WORDS[kind]} {wait.what.removeprefix(_WORDS[wait.kind]).strip()}"
+    return dataclasses.replace(wait, kind=kind, what=description, message=message)
 
 
 def _deletions(gang: GangSnapshot, now: float) -> Iterator[StartWait]:
@@ -208,27 +205,26 @@ def _deletions(gang: GangSnapshot, now: float) -> Iterator[StartWait]:
         else:
             taints = [mark.text for mark in gang.marks.get(pod.uid, ()) if mark.taint is not None]
             node_marks = [mark.text for mark in gang.marks.get(pod.uid, ()) if mark.row.match.kind is On.NODE]
-            told = taints or node_marks
-            message = f"its node has the {told[0]}" if told else "its kubelet has not said that the containers ended"
-        what = f"{_WORDS[WaitKind.DELETION]} {pod.name} on the node {pod.node}"
-        yield StartWait(WaitKind.DELETION, what, pod.deletion_at, message, pod.name, pod.node)
-
-
-# Pods and Jobs that were not made.
+            causes = taints or node_marks
+            message = (
+                f"its node has the {causes[0]}" if causes else "its kubelet has not said that the containers ended"
+            )
+        description = f"{_WORDS[WaitKind.DELETION]} {pod.name} on the node {pod.node}"
+        yield StartWait(WaitKind.DELETION, description, pod.deletion_at, message, pod.name, pod.node)
 
 
 def _lacks_pods(gang: GangSnapshot, workload: Workload) -> bool:
     """True if there may be fewer Jobs or pods than there should be."""
     jobs = [job for job in gang.jobs.values() if not job.deleted]
-    wanted = sum(job.pod_count for job in jobs if not (job.finished or job.suspended))
-    return len(jobs) < workload.job_count or len(gang.pods) < wanted
+    expected_pods = sum(job.pod_count for job in jobs if not (job.finished or job.suspended))
+    return len(jobs) < workload.job_count or len(gang.pods) < expected_pods
 
 
 def _missing(gang: GangSnapshot, workload: Workload) -> Iterator[StartWait]:
     jobs = [job for job in gang.jobs.values() if not job.deleted]
     if len(jobs) < workload.job_count:
-        what = f"Jobs: {len(jobs)} of {workload.job_count} exist"
-        yield StartWait(WaitKind.PODS, what, None, ask=(workload.uid,))
+        description = f"Jobs: {len(jobs)} of {workload.job_count} exist"
+        yield StartWait(WaitKind.PODS, description, None, ask=(workload.uid,))
         return
     there: dict[str, set[int]] = {}
     for pod in gang.pods:
@@ -244,8 +240,6 @@ def _lacks(job: Job, there: int) -> str | None:
         return None
     return f"pods of the Job {job.name}: {there} of {job.pod_count} exist"
 
-
-# The pods that are there.
 
 _Held = tuple[WaitKind, Pod, Holdup, float | None]
 
@@ -280,9 +274,9 @@ def _of_process(gang: GangSnapshot, pods: Sequence[Pod], now: float) -> _Held | 
     since = _since(newest, newest.holdup)
     # A pod that a kubelet refuses is replaced at once, and its successor waits for a moment only.
     if refused and (kind is WaitKind.KUBELET or kind is WaitKind.DEVICE or _is_young(since, now)):
-        last = refused[-1]
-        assert last.holdup is not None
-        return _refusal(last.holdup), last, last.holdup, refused[0].created_at or None
+        last_refused = refused[-1]
+        assert last_refused.holdup is not None
+        return _refusal(last_refused.holdup), last_refused, last_refused.holdup, refused[0].created_at or None
     return None if kind is None else (kind, newest, newest.holdup, since)
 
 
@@ -360,18 +354,20 @@ def _grouped(gang: GangSnapshot, held: Iterable[_Held]) -> Iterator[StartWait]:
         by_kind.setdefault(item[0], []).append(item)
     for kind, items in by_kind.items():
         _, pod, holdup, _ = first = min(items, key=lambda item: (item[3] or 0.0, item[1].name))
-        who = _who(gang, [item[1] for item in items])
-        what = f"{_WORDS[kind]} {who}" + (f" on {pod.node}" if kind in (WaitKind.KUBELET, WaitKind.DEVICE) else "")
-        message = _told(holdup)
+        processes = _who(gang, [item[1] for item in items])
+        description = f"{_WORDS[kind]} {processes}" + (
+            f" on {pod.node}" if kind in (WaitKind.KUBELET, WaitKind.DEVICE) else ""
+        )
+        message = _held_up_message(holdup)
         ask = (pod.uid,) if kind in (WaitKind.START, WaitKind.INIT_CONTAINER) and holdup.reason in _CREATED else ()
         if holdup.at is HeldUp.INIT and not holdup.reason:  # it runs
             ask = ()
         elif holdup.at is HeldUp.ENDED:
             ask = (pod.job_uid,) if pod.job_uid else ()
-        yield StartWait(kind, what, first[3], message, pod.name, pod.node, ask)
+        yield StartWait(kind, description, first[3], message, pod.name, pod.node, ask)
 
 
-def _told(holdup: Holdup) -> str:
+def _held_up_message(holdup: Holdup) -> str:
     container = f"container {holdup.container}: " if holdup.container else ""
     if holdup.at is HeldUp.SIDECAR:
         return f"container {holdup.container} runs on after the others ended with exit code {holdup.exit_code}"
@@ -380,10 +376,10 @@ def _told(holdup: Holdup) -> str:
         return _one_line(f"the last one has left with exit code {holdup.exit_code}{message}")
     if holdup.at in (HeldUp.UNSCHEDULED, HeldUp.GATED):
         return holdup.message
-    said = ": ".join(part for part in (holdup.reason, holdup.message) if part and part not in _CREATED)
-    if not said:
+    details = ": ".join(part for part in (holdup.reason, holdup.message) if part and part not in _CREATED)
+    if not details:
         return f"container {holdup.container} has not ended" if holdup.at is HeldUp.INIT and holdup.container else ""
-    return _one_line(container + said)
+    return _one_line(container + details)
 
 
 def _who(gang: GangSnapshot, pods: Sequence[Pod]) -> str:
@@ -410,7 +406,7 @@ def _ranges(numbers: Sequence[int]) -> str:
             spans[-1][1] = number
         else:
             spans.append([number, number])
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
+    texts = [str(low) if low == high else f"{low}-{high}" for low, high in spans]
     return ", ".join(texts[:_NAMED]) + (", ..." if len(texts) > _NAMED else "")
 
 
@@ -428,24 +424,22 @@ def _time(at: float) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(at, datetime.UTC).replace(microsecond=0)
 
 
-# What is said of it: the condition Started, Events, and the list in a policy's status.
-
 REASON_WAITING = "WaitingToStart"
 REASON_WAIT_ENDED = "WaitEnded"
 REASON_POD_DELETED = "LostPodDeleted"
 
 
-def note(found: Sequence[StartWait], now: float) -> Note:
+def note(waits: Sequence[StartWait], now: float) -> Note:
     """Returns the Event on a workload that waits."""
-    said = "; ".join(wait.in_words(now) for wait in found[:_NAMED])
-    is_ordinary = all(wait.kind in ORDINARY for wait in found)
-    return Note(REASON_WAITING, f"waits for: {said}. No restart is counted for it", warning=not is_ordinary)
+    sentences = "; ".join(wait.in_words(now) for wait in waits[:_NAMED])
+    is_ordinary = all(wait.kind in ORDINARY for wait in waits)
+    return Note(REASON_WAITING, f"waits for: {sentences}. No restart is counted for it", warning=not is_ordinary)
 
 
-def deleted_note(pod: str, node: str, why: str) -> Note:
+def deleted_note(pod: str, node: str, reason: str) -> Note:
     """Returns the Event of a pod that was deleted by force."""
-    said = f"the pod {pod} on the node {node} was deleted by force (the policy's lostNodes.deletePods): {why}"
-    return Note(REASON_POD_DELETED, said, warning=True)
+    message = f"the pod {pod} on the node {node} was deleted by force (the policy's lostNodes.deletePods): {reason}"
+    return Note(REASON_POD_DELETED, message, warning=True)
 
 
 def ended_note() -> Note:
@@ -453,13 +447,13 @@ def ended_note() -> Note:
     return Note(REASON_WAIT_ENDED, "what it waited for is there")
 
 
-def in_status(workload: WorkloadIdentity, found: Sequence[StartWait], now: float) -> WorkloadWaits:
+def in_status(workload: WorkloadIdentity, waits: Sequence[StartWait], now: float) -> WorkloadWaits:
     """Returns the entry of a workload in the status of its policy."""
     return WorkloadWaits(
         name=workload.name,
         uid=workload.uid,
         workload_kind=WorkloadWaits.named(workload.kind),
-        waits=[wait.to_status(now) for wait in found],
+        waits=[wait.to_status(now) for wait in waits],
     )
 
 
@@ -470,18 +464,18 @@ def start_condition(policy: CheckpointPolicy, entries: Sequence[WorkloadWaits], 
         return _condition(None, f"no {ANY_PLURAL} of this policy wait for infrastructure", now, policy.generation)
     first = held[0]
     names = ", ".join(entry.name for entry in held[:_NAMED])
-    said = f"{len(held)} {ANY_PLURAL} wait to start ({names}). {first.name} waits for: {_sentence(first.waits)}"
-    return _condition(first.waits[0].kind, said, now, policy.generation)
+    message = f"{len(held)} {ANY_PLURAL} wait to start ({names}). {first.name} waits for: {_sentence(first.waits)}"
+    return _condition(first.waits[0].kind, message, now, policy.generation)
 
 
-def of_preemption(status: PreemptionStatus, found: Sequence[StartWait], now: float) -> PreemptionStatus:
+def of_preemption(status: PreemptionStatus, waits: Sequence[StartWait], now: float) -> PreemptionStatus:
     """Returns the status of a Preemption while the gang that it restarts waits, or waits no more."""
     before = next((item for item in status.conditions or () if item.type == CONDITION_STARTED), None)
-    if not found and (before is None or before.status is ConditionStatus.TRUE):
+    if not waits and (before is None or before.status is ConditionStatus.TRUE):
         return status
-    entries = [wait.to_status(now) for wait in found]
-    if found:
-        after = _condition(str(found[0].kind), f"the restart waits for: {_sentence(entries)}", now, None)
+    entries = [wait.to_status(now) for wait in waits]
+    if waits:
+        after = _condition(str(waits[0].kind), f"the restart waits for: {_sentence(entries)}", now, None)
     else:
         after = _condition(None, "what the restart waited for is there", now, None)
     if before is not None and (before.status, before.message) == (after.status, after.message):

@@ -178,11 +178,12 @@ def kept_by_sidecars(processes: Sequence[Pod], policy: CheckpointPolicySpec) -> 
     After a save these are all, once every process has left: until then some may report, or write. A process that did
     not get into the job is replaced alone.
     """
-    left, apart = frozenset(policy.after_save.exit_codes), policy.not_joined_exit_code
+    leaving_codes, not_joined_code = frozenset(policy.after_save.exit_codes), policy.not_joined_exit_code
     codes = {pod.uid: pod.holdup.exit_code for pod in processes if pod.holdup and pod.holdup.at is HeldUp.SIDECAR}
-    all_left = all(pod.finished or codes.get(pod.uid) in left for pod in processes)
+    all_left = all(pod.finished or codes.get(pod.uid) in leaving_codes for pod in processes)
     return [
         pod
         for pod in processes
-        if pod.deletion_at is None and (codes.get(pod.uid) == apart or (all_left and codes.get(pod.uid) in left))
+        if pod.deletion_at is None
+        and (codes.get(pod.uid) == not_joined_code or (all_left and codes.get(pod.uid) in leaving_codes))
     ]

@@ -83,13 +83,13 @@ class LostPods:
         if not self._allowed or policy is None or not policy.spec.lost_nodes.delete_pods:
             return
         for key, wait in ending.items():
-            why = await self._why_lost(wait.node)
-            if why is None:
+            reason = await self._why_lost(wait.node)
+            if reason is None:
                 self._lost_since.pop(key, None)
             elif key not in before:
                 self._lost_since[key] = self._clock()
             elif self._clock() - before[key] >= LOOK_S:
-                await self._delete(workload, wait, why)
+                await self._delete(workload, wait, reason)
 
     async def _why_lost(self, name: str) -> str | None:
         """Why nothing can run on a node any more. None: something may."""
@@ -112,14 +112,14 @@ class LostPods:
             return None  # Karpenter is not there: nobody can know
         return None if claims & there else "the NodeClaim of its node is gone"
 
-    async def _delete(self, workload: Workload, wait: StartWait, why: str) -> None:
+    async def _delete(self, workload: Workload, wait: StartWait, reason: str) -> None:
         try:
             pod = await self._api.get(objects.PODS, workload.namespace, wait.pod)
             if pod["metadata"].get("deletionTimestamp") is None or pod["spec"].get("nodeName") != wait.node:
                 return  # another pod of this name
             if (pod.get("status") or {}).get("phase") not in ("Failed", "Succeeded"):
                 pod = await self._api.merge_status(
-                    objects.PODS, workload.namespace, wait.pod, _failed(pod, why, self._clock())
+                    objects.PODS, workload.namespace, wait.pod, _failed(pod, reason, self._clock())
                 )
             await self._api.delete(objects.PODS, pod, force=True)
         except (client.NotFound, client.Conflict):
@@ -127,19 +127,19 @@ class LostPods:
         self._metrics.lost_pods_deleted.inc()
         logger.warning(
             "a pod of a lost node was deleted by force",
-            extra=about(pod=wait.pod, namespace=workload.namespace, node=wait.node, why=why),
+            extra=about(pod=wait.pod, namespace=workload.namespace, node=wait.node, why=reason),
         )
-        note = waiting.deleted_note(wait.pod, wait.node, why)
+        note = waiting.deleted_note(wait.pod, wait.node, reason)
         await self._events.post_on(workload, note, str(pod["metadata"]["uid"]))
 
 
-def _failed(pod: JsonObject, why: str, now: float) -> JsonObject:
+def _failed(pod: JsonObject, reason: str, now: float) -> JsonObject:
     """The status of a pod that no kubelet will end: as the control plane writes it for nodes that are gone."""
     disrupted = {
         "type": "DisruptionTarget",
         "status": "True",
         "reason": "NodeLost",
-        "message": why,
+        "message": reason,
         "lastTransitionTime": format_time(now)[:19] + "Z",
     }
     others = [item for item in (pod["status"].get("conditions") or ()) if item.get("type") != "DisruptionTarget"]
@@ -155,10 +155,10 @@ class _WaitingGang:
         workload: The workload.
         first_at: When this replica first saw a wait whose objects do not say since when it lasts.
         named: The waits that have lasted long enough, as the objects show them.
-        said: What Events have told of a wait, by its kind in ``named``.
+        said: What Events say of a wait, by its kind in ``named``.
         asked_at: When these were asked for.
-        shown: What is shown now: ``named`` with what Events have told.
-        told: Which Event was posted last. Empty: none, or what it said is over.
+        shown: What is shown now: ``named`` with what Events say.
+        posted: Which Event was posted last. Empty: none, or what it said is over.
         rests_until: Until when the pods are not looked at again, in seconds since the epoch.
     """
 
@@ -168,7 +168,7 @@ class _WaitingGang:
     said: dict[WaitKind, tuple[EventSaid, ...]] = dataclasses.field(default_factory=dict)
     asked_at: float = 0.0
     shown: tuple[StartWait, ...] = ()
-    told: str = ""
+    posted: str = ""
     rests_until: float = 0.0
 
 
@@ -204,25 +204,25 @@ class WaitRecorder:
     def observe(self, gang: GangSnapshot) -> float | None:
         """Looks at a gang. Returns when to look again even if nothing changes. None: there is no need."""
         workload, now = gang.workload, self._clock()
-        known = self._known.get(gang.workload_uid)
-        if known is not None and now < known.rests_until:
-            return known.rests_until
-        found = waiting.waits(gang, now)
-        if workload is None or not found:
-            self._end(gang, known)
+        waiting_gang = self._known.get(gang.workload_uid)
+        if waiting_gang is not None and now < waiting_gang.rests_until:
+            return waiting_gang.rests_until
+        waits = waiting.waits(gang, now)
+        if workload is None or not waits:
+            self._end(gang, waiting_gang)
             return None if workload is None else waiting.late_at(gang, now)
-        if known is None:
-            known = self._known[workload.uid] = _WaitingGang(workload)
-        known.workload = workload
+        if waiting_gang is None:
+            waiting_gang = self._known[workload.uid] = _WaitingGang(workload)
+        waiting_gang.workload = workload
         pause_s = len(gang.pods) * _PER_POD_S
-        known.rests_until = now + pause_s if pause_s > _AT_ONCE_S else 0.0
-        for kind in known.first_at.keys() - {wait.kind for wait in found}:
-            del known.first_at[kind]
-        dated = [wait if wait.since is not None else self._dated(wait, known, now) for wait in found]
-        known.named = waiting.lasting(dated, now)
-        if known.asked_at or not any(wait.ask or wait.kind is WaitKind.SUSPENDED for wait in known.named):
-            self._show(known)  # else once Events have been asked for
-        if known.named:
+        waiting_gang.rests_until = now + pause_s if pause_s > _AT_ONCE_S else 0.0
+        for kind in waiting_gang.first_at.keys() - {wait.kind for wait in waits}:
+            del waiting_gang.first_at[kind]
+        dated = [wait if wait.since is not None else self._dated(wait, waiting_gang, now) for wait in waits]
+        waiting_gang.named = waiting.lasting(dated, now)
+        if waiting_gang.asked_at or not any(wait.ask or wait.kind is WaitKind.SUSPENDED for wait in waiting_gang.named):
+            self._show(waiting_gang)  # else once Events have been asked for
+        if waiting_gang.named:
             self._write_queue.touch((workload.namespace, workload.uid))
             return now + LOOK_S
         named_at = min(wait.since for wait in dated if wait.since is not None) + NAMED_AFTER_S
@@ -231,45 +231,47 @@ class WaitRecorder:
     def forget(self, uid: str) -> None:
         """A workload is gone."""
         self._ended.pop(uid, None)
-        if (known := self._known.pop(uid, None)) is not None and known.shown:
-            self._tell(known.workload)
+        if (waiting_gang := self._known.pop(uid, None)) is not None and waiting_gang.shown:
+            self._pass_on(waiting_gang.workload)
 
     async def close(self, timeout_s: float) -> None:
         await self._write_queue.close(timeout_s)
 
-    def _dated(self, wait: StartWait, known: _WaitingGang, now: float) -> StartWait:
-        return dataclasses.replace(wait, since=known.first_at.setdefault(wait.kind, now))
+    def _dated(self, wait: StartWait, waiting_gang: _WaitingGang, now: float) -> StartWait:
+        return dataclasses.replace(wait, since=waiting_gang.first_at.setdefault(wait.kind, now))
 
-    def _end(self, gang: GangSnapshot, known: _WaitingGang | None) -> None:
+    def _end(self, gang: GangSnapshot, waiting_gang: _WaitingGang | None) -> None:
         """The gang waits for nothing. What another replica wrote, which is gone by now, may say otherwise."""
         workload, uid = gang.workload, gang.workload_uid
-        if known is not None:
+        if waiting_gang is not None:
             if workload is None or workload.deleted or workload.finished:
-                known.told = ""  # nothing has come: it is over
-            known.named = ()
-            self._show(known)
+                waiting_gang.posted = ""  # nothing has come: it is over
+            waiting_gang.named = ()
+            self._show(waiting_gang)
             self._known.pop(uid, None)
         elif workload is not None:
             if any(item.uid == uid for item in (gang.policy and gang.policy.status.waits) or ()):
-                self._tell(workload)
+                self._pass_on(workload)
                 self._policy_writer.goodput.unblocked(uid, self._clock())
             self._put_on_preemption(workload, ())
 
-    def _show(self, known: _WaitingGang) -> None:
+    def _show(self, waiting_gang: _WaitingGang) -> None:
         """Shows the waits that are named, and no others."""
-        for kind in known.said.keys() - {wait.kind for wait in known.named}:
-            del known.said[kind]
-        shown = tuple(waiting.explained(wait, known.said.get(wait.kind, ())) for wait in known.named)
-        if shown == known.shown:
+        for kind in waiting_gang.said.keys() - {wait.kind for wait in waiting_gang.named}:
+            del waiting_gang.said[kind]
+        shown = tuple(waiting.explained(wait, waiting_gang.said.get(wait.kind, ())) for wait in waiting_gang.named)
+        if shown == waiting_gang.shown:
             return
-        self._account(known.workload.uid, waiting.blocked_since(known.shown), waiting.blocked_since(shown))
-        known.shown = shown
-        if not shown and known.told:
-            self._ended[known.workload.uid] = (known.workload, known.told)
-            known.told = ""
-            self._write_queue.touch((known.workload.namespace, known.workload.uid))
-        self._tell(known.workload)
-        self._put_on_preemption(known.workload, shown)
+        self._account(
+            waiting_gang.workload.uid, waiting.blocked_since(waiting_gang.shown), waiting.blocked_since(shown)
+        )
+        waiting_gang.shown = shown
+        if not shown and waiting_gang.posted:
+            self._ended[waiting_gang.workload.uid] = (waiting_gang.workload, waiting_gang.posted)
+            waiting_gang.posted = ""
+            self._write_queue.touch((waiting_gang.workload.namespace, waiting_gang.workload.uid))
+        self._pass_on(waiting_gang.workload)
+        self._put_on_preemption(waiting_gang.workload, shown)
 
     def _account(self, uid: str, before: float | None, now: float | None) -> None:
         """Tells the account since when the gang is blocked, or that it is blocked no more."""
@@ -279,15 +281,21 @@ class WaitRecorder:
         elif now is not None and now != before:
             goodput.blocked(uid, now, None)
 
-    def _tell(self, workload: Workload) -> None:
-        """Tells the policy's writer and the metrics."""
+    def _pass_on(self, workload: Workload) -> None:
+        """Passes the waits to the policy's writer and to the metrics."""
         key, now = (workload.namespace, workload.policy), self._clock()
-        waits = [known for known in self._known.values() if known.shown]
-        mine = [known for known in waits if (known.workload.namespace, known.workload.policy) == key]
-        self._policy_writer.waits(key, [waiting.in_status(known.workload, known.shown, now) for known in mine])
+        shown_gangs = [waiting_gang for waiting_gang in self._known.values() if waiting_gang.shown]
+        of_policy = [
+            waiting_gang
+            for waiting_gang in shown_gangs
+            if (waiting_gang.workload.namespace, waiting_gang.workload.policy) == key
+        ]
+        self._policy_writer.waits(
+            key, [waiting.in_status(waiting_gang.workload, waiting_gang.shown, now) for waiting_gang in of_policy]
+        )
         numbers, oldest = dict.fromkeys(WaitKind, 0), dict[WaitKind, float]()
-        for known in waits:
-            first = known.shown[0]
+        for waiting_gang in shown_gangs:
+            first = waiting_gang.shown[0]
             since = now if first.since is None else first.since
             numbers[first.kind] += 1
             oldest[first.kind] = min(since, oldest.get(first.kind, since))
@@ -313,44 +321,44 @@ class WaitRecorder:
     async def _write(self, key: Key) -> None:
         """Asks what Events say of the waits, and posts one on the workload."""
         namespace, uid = key
-        if (ended := self._ended.pop(uid, None)) is not None:
-            await self._events.post_on(ended[0], waiting.ended_note(), ended[1])
-        known = self._known.get(uid)
-        if known is None or not known.named:
+        if (ended_wait := self._ended.pop(uid, None)) is not None:
+            await self._events.post_on(ended_wait[0], waiting.ended_note(), ended_wait[1])
+        waiting_gang = self._known.get(uid)
+        if waiting_gang is None or not waiting_gang.named:
             return
-        if self._clock() - known.asked_at >= LOOK_S:
-            known.asked_at = self._clock()
-            for wait in known.named[:_ASKED]:
-                known.said[wait.kind] = await self._asked(namespace, uid, wait)
-            self._show(known)
-            policy = self._cache.policies.get((namespace, known.workload.policy))
+        if self._clock() - waiting_gang.asked_at >= LOOK_S:
+            waiting_gang.asked_at = self._clock()
+            for wait in waiting_gang.named[:_ASKED]:
+                waiting_gang.said[wait.kind] = await self._asked(namespace, uid, wait)
+            self._show(waiting_gang)
+            policy = self._cache.policies.get((namespace, waiting_gang.workload.policy))
             try:
-                await self._lost_pods.look(known.workload, policy, known.named)
+                await self._lost_pods.look(waiting_gang.workload, policy, waiting_gang.named)
             except (client.KubeError, Unreadable) as error:
                 logger.warning(
                     "could not look at lost pods", extra=seldom("lost pods", workload_uid=uid, error=str(error))
                 )
-        if not known.shown:  # it has ended meanwhile
+        if not waiting_gang.shown:  # it has ended meanwhile
             return
-        first, now = known.shown[0], self._clock()
+        first, now = waiting_gang.shown[0], self._clock()
         since = now if first.since is None else first.since
-        episode = f"{known.workload.restarts} {first.kind} {since:.0f} {(now - since) // AGAIN_S:.0f}"
-        if known.told != episode:
-            known.told = episode
+        episode = f"{waiting_gang.workload.restarts} {first.kind} {since:.0f} {(now - since) // AGAIN_S:.0f}"
+        if waiting_gang.posted != episode:
+            waiting_gang.posted = episode
             logger.info(
                 "a gang waits to start",
-                extra=about(workload=known.workload.name, namespace=namespace, why=first.in_words(now)),
+                extra=about(workload=waiting_gang.workload.name, namespace=namespace, why=first.in_words(now)),
             )
-            await self._events.post_on(known.workload, waiting.note(known.shown, now), episode)
+            await self._events.post_on(waiting_gang.workload, waiting.note(waiting_gang.shown, now), episode)
 
     async def _asked(self, namespace: str, uid: str, wait: StartWait) -> tuple[EventSaid, ...]:
         """What Events say of a wait, or Kueue of a suspension. Empty: nothing, or they cannot be read."""
         try:
             if wait.kind is WaitKind.SUSPENDED:
                 return await self._queued(uid)
-            found = [event for asked in wait.ask for event in await self._api.events_about(namespace, asked)]
+            events = [event for object_uid in wait.ask for event in await self._api.events_about(namespace, object_uid)]
             with reading("an Event"):
-                return tuple(map(_said, found))
+                return tuple(map(_said, events))
         except (client.KubeError, Unreadable) as error:
             logger.warning(
                 "could not read why a gang waits", extra=seldom(wait.kind, workload_uid=uid, error=str(error))
