@@ -41,7 +41,7 @@ def delete(cluster: Cluster, name: str) -> None:
     cluster.kubectl("delete", f"{JOBSETS}/{name}", f"--namespace={NAMESPACE}", "--wait=false")
 
 
-def test_a_pod_that_its_kubelet_refuses_is_made_anew_and_the_others_wait(installed: Cluster, images: Images) -> None:
+def test_a_pod_that_its_kubelet_refuses_is_made_again_and_the_others_wait(installed: Cluster, images: Images) -> None:
     """More than its node has: nobody schedules it, as it names the node itself."""
     node = next(item["metadata"]["name"] for item in get(installed, "nodes")["items"])
     greedy = container("train", images.trainer, SLEEP, resources={"requests": {"cpu": "1000", "memory": "32Mi"}})

@@ -71,7 +71,7 @@ def test_a_read_beyond_the_end_says_what_is_there(served: Served) -> None:
     assert served.server.figures()["connections"] == 1
 
 
-def test_a_value_that_is_not_there_is_told_apart(served: Served) -> None:
+def test_a_value_that_is_not_there_is_distinguished(served: Served) -> None:
     client = served.client()
     with pytest.raises(FileNotFoundError, match=KEY):
         read(client, KEY, 1)
@@ -124,7 +124,7 @@ def test_many_threads_write_and_read_at_once_over_a_few_connections(served: Serv
     assert served.server.figures()["connections"] <= 3
 
 
-def test_a_server_without_memory_says_so_and_goes_on(serve: Callable[..., Served]) -> None:
+def test_a_server_without_memory_says_so_and_continues(serve: Callable[..., Served]) -> None:
     served = serve(capacity_bytes=MIB)
     client = served.client()
     client.put("1/1/0/a", of(bytes(MIB // 2)), deadline())

@@ -245,7 +245,7 @@ def test_half_a_value_whose_sender_goes_is_forgotten(served: Served) -> None:
     assert served.client().entries("", deadline()) == []
 
 
-def test_a_slow_sender_loses_its_connection_and_its_memory_and_others_go_on(serve: Callable[..., Served]) -> None:
+def test_a_slow_sender_loses_its_connection_and_its_memory_and_others_continue(serve: Callable[..., Served]) -> None:
     served = serve(stall_s=0.5)
     with served.link(shown()) as link:
         assert asked(link, op="put", key="1/1/0/a", bytes=MIB) == {}
@@ -315,7 +315,7 @@ def test_a_flood_of_connections_crowds_out_itself_alone(
     assert served.server.figures()["crowded out"] >= 200
 
 
-def test_connections_beyond_their_number_are_refused_and_others_go_on(serve: Callable[..., Served]) -> None:
+def test_connections_beyond_their_number_are_refused_and_others_continue(serve: Callable[..., Served]) -> None:
     served = serve(connections=3, connections_of_address=2)
     with served.link(shown()) as first, served.link(shown()), served.link() as third:
         assert asked(third, op="hello", capability=shown())["refused"] == Refusal.BUSY

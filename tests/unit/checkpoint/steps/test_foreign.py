@@ -103,7 +103,7 @@ LOOK_ALIKES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("which", LOOK_ALIKES)
-def test_a_start_at_0_is_refused_beside(which: str, tmp_path: Path) -> None:
+def test_a_start_at_0_is_refused_where_something_looks_like_a_checkpoint(which: str, tmp_path: Path) -> None:
     make, says = LOOK_ALIKES[which]
     root = tmp_path / "run"
     make(root)
@@ -115,7 +115,9 @@ def test_a_start_at_0_is_refused_beside(which: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("which", ["a prefix", "a file with a step's number", "a link to a step", "one level above"])
-def test_a_first_step_without_restore_is_refused_beside(which: str, tmp_path: Path) -> None:
+def test_a_first_step_without_restore_is_refused_where_something_looks_like_a_checkpoint(
+    which: str, tmp_path: Path
+) -> None:
     make, says = LOOK_ALIKES[which]
     make(tmp_path / "run")
     with gracepoint.attach(tmp_path / "run", save_every_steps=1) as session:
@@ -286,7 +288,9 @@ def test_a_step_of_several_trees_is_refused_and_not_passed_over(tmp_path: Path) 
         ("checkpoint_100", "checkpoint_100 is a file"),
     ],
 )
-def test_in_a_bucket_a_start_at_0_is_refused_beside(name: str, says: str, bucket: Bucket) -> None:
+def test_in_a_bucket_a_start_at_0_is_refused_where_something_looks_like_a_checkpoint(
+    name: str, says: str, bucket: Bucket
+) -> None:
     root = f"{bucket.uri}/run"
     from gracepoint.checkpoint.storage.locations import storage_path
 

@@ -562,7 +562,7 @@ def test_storage_that_is_away_is_waited_for_and_named(
     assert f"attach waits for storage seconds=0 error=process 0 does not reach {tmp_path}" in caplog.text
 
 
-def test_storage_that_stays_away_is_an_error_of_its_own_in_all_processes(
+def test_storage_that_stays_away_is_a_separate_error_in_all_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away(tmp_path, monkeypatch, [TimeoutError(errno.ETIMEDOUT, "as the storage says")] * 10_000)

@@ -82,7 +82,7 @@ def test_gang_that_is_put_back_on_the_node_that_it_left_saves_there_and_stays() 
     assert spec.signal.endswith(", on a node that the gang left before")
 
 
-def test_gang_that_saved_there_is_not_told_again_before_it_starts_again() -> None:
+def test_gang_that_saved_there_is_not_notified_again_before_it_starts_again() -> None:
     scene = Scene()
     back_on_the_node(scene)
     body = objects.preemption(2, phase="Committed", created_at=NOW + 60, deadline_at=NOW + 900, ended_at=NOW + 70)
@@ -96,7 +96,7 @@ def test_gang_that_saved_there_is_not_told_again_before_it_starts_again() -> Non
 
 
 @pytest.mark.parametrize("on", [pytest.param("node-1", id="it is over"), pytest.param("node-2", id="another node")])
-def test_gang_is_not_told_of_the_signal_that_it_left_for(on: str) -> None:
+def test_gang_is_not_notified_of_the_signal_that_it_left_for(on: str) -> None:
     scene = Scene()
     scene.seen(kinds.NODES, maintenance(NOW + 900))
     scene.recorded(phase="Committed", created_at=NOW, deadline_at=NOW + 900, ended_at=NOW + 3)

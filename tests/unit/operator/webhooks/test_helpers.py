@@ -156,7 +156,7 @@ def test_a_helper_without_which_the_gang_continues_is_left_as_it_is(helper: Json
         pytest.param({"backoffLimitPerIndex": 0, "completions": 1}, id="limits of their own"),
     ],
 )
-def test_a_helper_whose_programs_cannot_be_told_from_pods_that_never_ran_keeps_its_limits(job: Json) -> None:
+def test_a_helper_whose_programs_cannot_be_distinguished_from_pods_that_never_ran_keeps_its_limits(job: Json) -> None:
     helper = replicated_job("data", backoffLimit=0, **job)
     made = job_of(injected(jobset(replicated_job("workers"), helper), NAMED), 1)
     theirs = helper["template"]["spec"]
