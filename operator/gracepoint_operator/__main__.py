@@ -22,11 +22,11 @@ from pathlib import Path
 from gracepoint_operator import event_loop
 from gracepoint_operator.controller import Controller, ControllerSettings
 from gracepoint_operator.decisions.decide import DEFAULT_LIKELY_GANGS_PER_MINUTE
-from gracepoint_operator.decisions.record_retention import Limits
 from gracepoint_operator.kube.client import KubeClient, KubeError
 from gracepoint_operator.limited_port import ConnectionLimits
 from gracepoint_operator.logs import about, configure
 from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.recording.garbage_collector import Limits
 from gracepoint_operator.resources.policy import DEFAULT_LONGEST_HOLD_S
 from gracepoint_operator.server import Server, ServerSettings
 from gracepoint_operator.signals import BUILT_IN, UserRowsError, read_user_rows

@@ -34,9 +34,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence,
 from gracepoint.wire import names
 from gracepoint_operator.cache.cluster_cache import ClusterCache, ObjectReading, UnreadableObjects
 from gracepoint_operator.cache.indexes import version_of
-from gracepoint_operator.cache.relister import ALWAYS, Relister, Swept
+from gracepoint_operator.cache.relister import ALWAYS, Relister, Swept, WorkloadRefresh
 from gracepoint_operator.cache.watch_state import WatchState
-from gracepoint_operator.cache.workload_refresh import WorkloadRefresh
 from gracepoint_operator.channel.authentication import Authenticator
 from gracepoint_operator.channel.notifier import HintNotifier, Notifier, TrustNotifier
 from gracepoint_operator.channel.reports import ReportHandler
@@ -52,7 +51,6 @@ from gracepoint_operator.decisions.decide import (
     holds_back,
     next_decision_at,
 )
-from gracepoint_operator.decisions.record_retention import Limits
 from gracepoint_operator.event_loop import LoopLag
 from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
@@ -60,15 +58,14 @@ from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model.preemption_record import PreemptionRecord
 from gracepoint_operator.recording import connection_writer, garbage_collector, trouble_recorder
-from gracepoint_operator.recording.acknowledgement_log import AcknowledgementLog
 from gracepoint_operator.recording.connection_writer import ConnectionWriter
 from gracepoint_operator.recording.event_recorder import EndedPods, EventRecorder
 from gracepoint_operator.recording.first_seen_writer import FirstSeenWriter
-from gracepoint_operator.recording.garbage_collector import GarbageCollector
+from gracepoint_operator.recording.garbage_collector import GarbageCollector, Limits
 from gracepoint_operator.recording.kueue_writer import KueueWriter
 from gracepoint_operator.recording.pod_writer import PodProtector, SidecarEnder
 from gracepoint_operator.recording.policy_writer import PolicyWriter
-from gracepoint_operator.recording.preemption_writer import PreemptionWriter, RequestWriter
+from gracepoint_operator.recording.preemption_writer import AcknowledgementLog, PreemptionWriter, RequestWriter
 from gracepoint_operator.recording.replica_lease import ReplicaLease
 from gracepoint_operator.recording.trouble_recorder import (
     MissingPolicies,

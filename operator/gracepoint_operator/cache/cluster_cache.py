@@ -26,8 +26,7 @@ from gracepoint_operator.cache.indexes import (
     SignalIndex,
     version_of,
 )
-from gracepoint_operator.cache.policy_store import PolicyStore
-from gracepoint_operator.cache.preemption_store import Key, PreemptionStore
+from gracepoint_operator.cache.resource_stores import Key, PolicyStore, PreemptionStore
 from gracepoint_operator.cache.snapshots import Snapshots, Suspensions, undated_since
 from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.objects import LONGEST_NAME, Kind, Namespace, Node, Pod, read_namespace, read_node

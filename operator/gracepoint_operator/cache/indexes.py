@@ -12,7 +12,7 @@
 * ``ResourceVersions``: the known version of each object.
 
 Only ``ClusterCache`` changes the indexes, and the other modules of ``cache`` read them. ``recording`` also uses
-``FirstSeen``. The indexes call ``model``, ``signals`` and ``preemption_store``.
+``FirstSeen``. The indexes call ``model``, ``signals`` and ``resource_stores``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
 
-from gracepoint_operator.cache.preemption_store import Key, discard
+from gracepoint_operator.cache.resource_stores import Key, discard
 from gracepoint_operator.kube.objects import Node, Pod, Toleration
 from gracepoint_operator.model.devices import AllocatedDevice, ClaimedDevices, Device, DeviceSelector, DeviceTaints
 from gracepoint_operator.model.preemption_record import PreemptionRecord

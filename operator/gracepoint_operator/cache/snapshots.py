@@ -9,8 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from gracepoint_operator.cache.indexes import DeviceIndex, FirstSeen, GangObjects, ResourceVersions, SignalIndex
-from gracepoint_operator.cache.policy_store import PolicyStore
-from gracepoint_operator.cache.preemption_store import Key, PreemptionStore
+from gracepoint_operator.cache.resource_stores import Key, PolicyStore, PreemptionStore
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.objects import Kind, Node, Pod
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
@@ -76,7 +75,7 @@ class Suspensions:
 
     Kueue says in its own Workload why it takes the quota back, and then suspends the job. Two watches bring that, in
     any order. So when a workload that Kueue manages is seen suspended, Kueue's Workload is read again
-    (``workload_refresh``). Until then the suspension is unexplained, and nothing is decided by it.
+    (``WorkloadRefresh``). Until then the suspension is unexplained, and nothing is decided by it.
 
     The controller's event loop owns this; there are no locks.
 

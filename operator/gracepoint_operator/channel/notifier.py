@@ -29,8 +29,7 @@ from gracepoint_operator.logs import about, decided
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption_record import PreemptionRecord
-from gracepoint_operator.recording.acknowledgement_log import AcknowledgementLog
-from gracepoint_operator.recording.preemption_writer import PreemptionWriter
+from gracepoint_operator.recording.preemption_writer import AcknowledgementLog, PreemptionWriter
 from gracepoint_operator.signals import Signal
 
 logger = logging.getLogger(__name__)

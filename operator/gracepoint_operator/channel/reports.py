@@ -25,7 +25,7 @@ from gracepoint.wire.messages import (
 )
 from gracepoint_operator import signals
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.cache.workload_refresh import refresh_workload
+from gracepoint_operator.cache.relister import refresh_workload
 from gracepoint_operator.channel.notifier import Notifier
 from gracepoint_operator.decisions import effective_signals, preemption_status
 from gracepoint_operator.decisions.effective_signals import Timed

@@ -24,14 +24,15 @@ import re
 from collections.abc import Iterable, Mapping
 
 from gracepoint.wire.messages import Mode, Phase, Report, Resumption, Spent, Stall
-from gracepoint_operator.model.pod_places import Places, missing
 from gracepoint_operator.model.preemption_record import (
     CONDITION_ENDED,
     CONDITION_PROGRESSING,
     LEFT_BEFORE,
     EndReason,
+    Places,
     PreemptionRecord,
     joined_status,
+    missing,
 )
 from gracepoint_operator.resources import (
     Acknowledgements,

@@ -18,8 +18,7 @@ from enum import StrEnum
 from gracepoint_operator.decisions.preemption_status import Note
 from gracepoint_operator.kube.objects import LONGEST_SAID, HeldUp, Holdup, Pod
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
-from gracepoint_operator.model.pod_places import place_of
-from gracepoint_operator.model.preemption_record import CONDITION_STARTED, PreemptionRecord, joined_status
+from gracepoint_operator.model.preemption_record import CONDITION_STARTED, PreemptionRecord, joined_status, place_of
 from gracepoint_operator.resources import (
     CheckpointPolicy,
     Condition,

@@ -4,10 +4,16 @@ Runs as tasks of a write queue on the controller's event loop. Each write first 
 object. Then it joins what it reads there with what is known here (``preemption.joined_status`` only adds), and writes
 the result under the version that was read. So no replica undoes what another wrote. The replica whose write changes a
 phase posts the Event, once. The last replica to write has seen the entries of all.
+
+``AcknowledgementLog`` has what only this replica knows of its notices: when it notified each pod, and which pods
+acknowledged to it. It is kept in the form in which it is written, because a gang of thousands of pods has an event for
+each of them. ``channel`` fills it. The event loop owns it; there are no locks.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import logging
 from collections.abc import Iterable, Sequence
 
@@ -21,17 +27,111 @@ from gracepoint_operator.decisions.effective_signals import DEADLINE_TOLERANCE_S
 from gracepoint_operator.decisions.preemption_status import Note
 from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import KubeClient
+from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
 from gracepoint_operator.logs import about, decided
 from gracepoint_operator.metrics import Metrics
-from gracepoint_operator.model.preemption_record import EndReason, PreemptionRecord, RequestRecord, joined_status
-from gracepoint_operator.recording.acknowledgement_log import AcknowledgementLog
+from gracepoint_operator.model.preemption_record import (
+    EndReason,
+    Places,
+    PreemptionRecord,
+    RequestRecord,
+    joined_status,
+    place_of,
+)
 from gracepoint_operator.recording.event_recorder import EventRecorder
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.resources import Preemption, Replica, RequestPhase
 from gracepoint_operator.workloads import BY_NAME
 
 logger = logging.getLogger(__name__)
+
+ReceiptKey = tuple[str, str]
+
+
+@dataclasses.dataclass
+class _PodTimes:
+    """Which pods something has happened to.
+
+    Attributes:
+        at: When it happened first, by UID of the pod, in seconds since the epoch.
+        first_at: When it happened to the first pod. None if it has not happened.
+        last_at: The same for the last pod.
+        places: The places of these pods.
+    """
+
+    at: dict[str, float] = dataclasses.field(default_factory=dict)
+    first_at: float | None = None
+    last_at: float | None = None
+    places: Places = dataclasses.field(default_factory=Places)
+
+    def add(self, pod: Pod, at: float) -> bool:
+        """True if it is the first time for the pod."""
+        if pod.uid in self.at:
+            return False
+        self.at[pod.uid] = at
+        self.first_at = at if self.first_at is None else min(self.first_at, at)
+        self.last_at = at if self.last_at is None else max(self.last_at, at)
+        self.places.add(place_of(pod))
+        return True
+
+
+@dataclasses.dataclass
+class _Receipts:
+    """What is known of one preemption."""
+
+    notified: _PodTimes = dataclasses.field(default_factory=_PodTimes)
+    acknowledged: _PodTimes = dataclasses.field(default_factory=_PodTimes)
+
+
+class AcknowledgementLog:
+    """By preemption (namespace, name) and UID of the pod. The first notice and the first acknowledgement count."""
+
+    def __init__(self) -> None:
+        self._receipts: dict[ReceiptKey, _Receipts] = {}
+
+    def notified(self, key: ReceiptKey, pod: Pod, at: float) -> bool:
+        """True if the pod is notified for the first time."""
+        return self._of(key).notified.add(pod, at)
+
+    def acknowledged(self, key: ReceiptKey, pod: Pod, at: float) -> bool:
+        """True if the pod acknowledges for the first time."""
+        return self._of(key).acknowledged.add(pod, at)
+
+    def notified_at(self, key: ReceiptKey, pod_uid: str) -> float | None:
+        """When the pod was notified first, in seconds since the epoch. None if this replica has not notified it."""
+        receipts = self._receipts.get(key)
+        return None if receipts is None else receipts.notified.at.get(pod_uid)
+
+    def replica(self, key: ReceiptKey, name: str) -> Replica:
+        """This replica's entry in the Preemption's status."""
+        receipts = self._receipts.get(key, _Receipts())
+        notified, acknowledged = receipts.notified, receipts.acknowledged
+        return Replica(
+            name=name,
+            told=len(notified.at),
+            acknowledged=len(acknowledged.at),
+            told_at=_time(notified.last_at),
+            acknowledged_at=_time(acknowledged.last_at),
+            told_pods=notified.places.lines(),
+            acknowledged_pods=acknowledged.places.lines(),
+        )
+
+    def first_acknowledged_at(self, key: ReceiptKey) -> float | None:
+        """When the first pod acknowledged, in seconds since the epoch. None if none has."""
+        receipts = self._receipts.get(key)
+        return None if receipts is None else receipts.acknowledged.first_at
+
+    def forget(self, key: ReceiptKey) -> None:
+        self._receipts.pop(key, None)
+
+    def _of(self, key: ReceiptKey) -> _Receipts:
+        return self._receipts.setdefault(key, _Receipts())
+
+
+def _time(at: float | None) -> datetime.datetime | None:
+    return None if at is None else datetime.datetime.fromtimestamp(at, datetime.UTC)
+
 
 #: The label for requests whose cause is not in the catalogue.
 REQUESTED = "Requested"

@@ -9,13 +9,12 @@ import asyncio
 import dataclasses
 
 from gracepoint_operator.kube.objects import PREEMPTIONS, REQUESTS, Kind
-from gracepoint_operator.recording.acknowledgement_log import AcknowledgementLog
 from gracepoint_operator.recording.event_recorder import EndedPods
 from gracepoint_operator.recording.first_seen_writer import FirstSeenWriter
 from gracepoint_operator.recording.kueue_writer import KueueWriter
 from gracepoint_operator.recording.pod_writer import PodProtector, SidecarEnder
 from gracepoint_operator.recording.policy_writer import PolicyWriter
-from gracepoint_operator.recording.preemption_writer import PreemptionWriter, RequestWriter
+from gracepoint_operator.recording.preemption_writer import AcknowledgementLog, PreemptionWriter, RequestWriter
 from gracepoint_operator.recording.trouble_recorder import StallRecorder, TroubleRecorder
 from gracepoint_operator.recording.wait_recorder import WaitRecorder
 from gracepoint_operator.resources import CheckpointPolicy

@@ -1,6 +1,6 @@
 """The active calls of a process, in order, and their finalization in all processes together.
 
-The training thread calls all methods. The threads are those of the caller (``caller``, ``call_completion``).
+The training thread calls all methods. The threads are those of ``caller``.
 """
 
 from __future__ import annotations

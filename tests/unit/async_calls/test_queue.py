@@ -26,7 +26,7 @@ from gracepoint.async_calls import (
     TemporalAsyncCaller,
     ThreadAsyncCaller,
 )
-from gracepoint.async_calls.call_completion import CallCompletion
+from gracepoint.async_calls.caller import CallCompletion
 from gracepoint.errors import BarrierError, ForkedChild
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.process_group import ProcessGroup, SingleProcess

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gracepoint_operator.kube.objects import LABEL_COMPLETION_INDEX
-from gracepoint_operator.model.pod_places import Places, missing, place_of
+from gracepoint_operator.model.preemption_record import Places, missing, place_of
 from gracepoint_operator.resources import Replica
 from gracepoint_operator.workloads import read_pod
 from tests.unit.operator.fakes import objects

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gracepoint_operator.recording.acknowledgement_log import AcknowledgementLog
+from gracepoint_operator.recording.preemption_writer import AcknowledgementLog
 from gracepoint_operator.workloads import read_pod
 from tests.unit.operator.fakes import objects
 

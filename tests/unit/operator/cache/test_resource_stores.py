@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gracepoint_operator.cache.policy_store import PolicyStore
+from gracepoint_operator.cache.resource_stores import PolicyStore
 from gracepoint_operator.resources import CheckpointPolicy, ClusterCheckpointPolicy
 from tests.unit.operator.fakes import objects
 

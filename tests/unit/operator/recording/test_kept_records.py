@@ -7,20 +7,21 @@ from collections.abc import Iterable
 import pytest
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.decisions.record_retention import (
-    SHORTEST_S,
-    DeletionReason,
-    Due,
-    Limits,
-    due_for_deletion,
-    final_requests,
-)
 from gracepoint_operator.kube import client
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model.preemption_record import LABEL_ENDED_AT, PreemptionRecord, RequestRecord
 from gracepoint_operator.recording import garbage_collector
-from gracepoint_operator.recording.garbage_collector import AGAIN_S, GarbageCollector
+from gracepoint_operator.recording.garbage_collector import (
+    AGAIN_S,
+    SHORTEST_S,
+    DeletionReason,
+    Due,
+    GarbageCollector,
+    Limits,
+    due_for_deletion,
+    final_requests,
+)
 from gracepoint_operator.workloads import JOBSETS, WorkloadIdentity
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
