@@ -192,9 +192,9 @@ def test_a_call_that_waits_for_the_server_ends_when_its_deadline_is_cancelled(se
 
 
 def test_a_connection_that_the_server_closed_meanwhile_is_replaced(serve: Callable[..., Served]) -> None:
-    served = serve(idle_s=0.05)
+    served = serve(idle_s=1.0)
     client = served.client()
-    for _ in range(3):
+    for _ in range(2):
         client.put(KEY, of(b"data"), deadline())
         until(lambda: served.server.figures()["connections"] == 0, "the server to close the connection")
     assert read(client, KEY, 4) == b"data"

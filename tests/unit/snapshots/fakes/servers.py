@@ -58,7 +58,8 @@ class Served:
         self.authority = trustme.CA()
         self.certify(self.authority)
         self.set_keys(a=KEY)
-        self._limits = SnapshotLimits(**{"capacity_bytes": 64 * MIB, "workload_bytes": 32 * MIB} | limits)
+        patient: dict[str, Any] = {"handshake_s": 30.0, "header_s": 30.0, "stall_s": 30.0}
+        self._limits = SnapshotLimits(**patient | {"capacity_bytes": 64 * MIB, "workload_bytes": 32 * MIB} | limits)
         self._clients = contextlib.ExitStack()
         self.server = SnapshotServer(
             self.files, self._limits, "127.0.0.1", clock=lambda: self.age_s, now=lambda: self.epoch_s
