@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.restart_budget.control_plane import missing, open_control_plane
 from tests.restart_budget.kinds import INFRASTRUCTURE, PROGRAM
-from tests.restart_budget.runs import Outcome, run, run_loops
+from tests.restart_budget.runs import LOOP, Outcome, run, run_loops
 from tests.testcluster import parts
 from tests.testcluster.api import ClusterError
 from tests.testcluster.shell import say
@@ -70,7 +70,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
         counted = sum(outcome.counted for outcome in of_kind)
         lines.append(f"| {name} | {len(of_kind)} | {counted} | {last} | {of_kind[0].said[:80]} | {problems[:200]} |")
     for title, infrastructure in (("failures of the infrastructure", True), ("errors of the program", False)):
-        chosen = [outcome for outcome in outcomes if outcome.infrastructure is infrastructure]
+        of_kinds = [outcome for outcome in outcomes if not outcome.kind.startswith(LOOP)]
+        chosen = [outcome for outcome in of_kinds if outcome.infrastructure is infrastructure]
         lines.append(f"{len(chosen)} {title}: {sum(outcome.counted for outcome in chosen)} counted")
     return "\n".join(lines)
 

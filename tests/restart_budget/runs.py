@@ -23,6 +23,8 @@ _LOOK_EVERY_S = 0.25
 _MANY = 1000
 #: What the user of a loop writes.
 LOOP_LIMIT = 2
+#: How the outcomes of loops are named.
+LOOP = "loop: "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +137,7 @@ def _loop(plane: ControlPlane, kind: Kind, say: Callable[[str], None]) -> list[O
     except (NotReached, Refused) as error:
         problem = str(error)
     say(f"loop of {kind.name}: {problem or 'ended as the user wrote'}")
-    return [Outcome(f"loop: {kind.name}", False, gang.account().counted, problem=problem)]
+    return [Outcome(f"{LOOP}{kind.name}", False, gang.account().counted, problem=problem)]
 
 
 def _namespace(name: str) -> str:

@@ -222,11 +222,14 @@ class WaitRecorder:
         waiting_gang.named = waiting.lasting(dated, now)
         if waiting_gang.asked_at or not any(wait.ask or wait.kind is WaitKind.SUSPENDED for wait in waiting_gang.named):
             self._show(waiting_gang)  # else once Events have been asked for
-        if waiting_gang.named:
+        named = waiting_gang.named
+        times = [wait.since + NAMED_AFTER_S for wait in dated if wait.since is not None and wait not in named]
+        if named:
             self._write_queue.touch((workload.namespace, workload.uid))
-            return now + LOOK_S
-        named_at = min(wait.since for wait in dated if wait.since is not None) + NAMED_AFTER_S
-        return min(named_at, waiting.late_at(gang, now) or named_at)
+            times.append(now + LOOK_S)
+        if (late_at := waiting.late_at(gang, now)) is not None:
+            times.append(late_at)
+        return min(times)
 
     def forget(self, uid: str) -> None:
         """A workload is gone."""

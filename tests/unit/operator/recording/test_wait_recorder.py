@@ -221,3 +221,14 @@ async def test_events_that_cannot_be_read_leave_what_the_pods_say(api: MemoryApi
         replica.see(kinds.PODS, creating(clock()))
         clock.move(20)
         await until(lambda: [wait["kind"] for wait in waits(api)] == ["Start"], "the wait")
+
+
+async def test_a_wait_that_comes_later_is_named_as_soon_as_the_first_one(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.drop(kinds.PODS, objects.pod(0))
+        replica.see(kinds.PODS, unscheduled(clock()))
+        replica.see(kinds.PODS, objects.pod(0, deleting_at=clock() + 10))
+        clock.move(16)
+        await until(lambda: is_said(api, "node for process 1"), "the first one")
+        clock.move(10)
+        await until(lambda: is_said(api, "on the node node-1"), "the one that came ten seconds later")
