@@ -56,7 +56,7 @@ from gracepoint_operator.webhooks.contracts import (
     restarts_in_place,
     run_all_pods,
 )
-from gracepoint_operator.webhooks.injection import KEEPER, check_template, matching_restart_rules
+from gracepoint_operator.webhooks.injection import KEEPER, check_template
 from gracepoint_operator.webhooks.training_jobs import HelperJob, Json, Problems, TrainingJob, gang, helpers, is_job
 from gracepoint_operator.workloads import (
     FailureRule,
@@ -126,7 +126,7 @@ def release_contract(workload: Json, policy: CheckpointPolicySpec) -> Patched | 
     uncounted = [helper.name for helper in helper_jobs if _leaves_with_the_gang(helper, user_rules)]
     failing = [] if in_place else [*(member.name for member in members), *uncounted]
     own_rules = [
-        *_uncounted_rules(members, uncounted, _leaving_codes(policy, in_place)),
+        *_uncounted_rules(members, uncounted, policy.after_save.exit_codes),
         *_rules_for_programs(user_rules, failing),
     ]
     failure_policy = spec.setdefault("failurePolicy", {"maxRestarts": DEFAULT_MAX_RESTARTS})
@@ -187,17 +187,10 @@ def _fail_as_a_whole(member: TrainingJob, policy: CheckpointPolicySpec, in_place
 
 def own_pod_rules(member: TrainingJob, policy: CheckpointPolicySpec, in_place: bool) -> list[Json]:
     """Returns the contract's rules that come first in the podFailurePolicy of a Job of the gang."""
-    leaving = [on_exit(member, "FailJob", _leaving_codes(policy, in_place)), copy.deepcopy(_DISRUPTED)]
+    leaving = [on_exit(member, "FailJob", policy.after_save.exit_codes), copy.deepcopy(_DISRUPTED)]
+    # In place, a process that did not get in starts again as any other, which counts: if another one crashes at every
+    # start, the loop would have no end.
     return leaving if in_place else [*leaving, on_exit(member, "Ignore", [policy.not_joined_exit_code])]
-
-
-def _leaving_codes(policy: CheckpointPolicySpec, in_place: bool) -> list[int]:
-    """Returns the exit codes at which the gang leaves its nodes.
-
-    Where a pod that is made again restarts the others in place, which counts, these leave, too, if one did not get in.
-    """
-    codes = policy.after_save.exit_codes
-    return sorted([*codes, policy.not_joined_exit_code]) if in_place else codes
 
 
 def uncounted_helpers(jobset: Json) -> list[str]:
@@ -357,7 +350,6 @@ def creation_warnings(workload: Json, policy: CheckpointPolicy) -> list[str]:
         *_taken_for_processes(workload, members, policy),
         *_counted(workload, policy),
         *_counted_without_a_run(workload, members),
-        *_counted_in_place(workload, members, policy),
         *([] if policy.spec.sidecars.end_with_training else _kept_by_sidecars(members)),
         *_restarted_alone(workload, members),
         *_killed_at_once(members),
@@ -422,20 +414,6 @@ def _counted_without_a_run(workload: Json, members: list[TrainingJob]) -> list[s
         "towards maxRestarts, too. Remove the rule: what no rule matches counts already"
         for member in members
         for i in counting_rules(member.job)
-    ]
-
-
-def _counted_in_place(workload: Json, members: list[TrainingJob], policy: CheckpointPolicy) -> list[str]:
-    """Warns of a process that did not get into the gang and would be restarted in place, which counts."""
-    if is_job(workload) or not restarts_in_place(workload):
-        return []
-    code = policy.spec.not_joined_exit_code
-    return [
-        f"{member.path}.template.spec.containers[{member.container['name']}].restartPolicyRules[{i}]: found a rule "
-        f"that matches {code}, the exit code of a process that did not get into the gang: it restarts in place, which "
-        f"counts towards maxRestarts. Leave {code} out, as {policy.spec.after_save.saved_exit_code}"
-        for member in members
-        for i in matching_restart_rules(member.container, [code])
     ]
 
 
