@@ -454,7 +454,8 @@ def join_cluster(
     with gathering.joining(initialization_timeout):
         if place.coordinator_address is not None and place.process_id:
             with trace.span("wait for process 0"):
-                wait_for_coordinator(place.coordinator_address, timeout_s=initialization_timeout)
+                # Longer than ``joining`` waits, which ends this process by the exit code for it.
+                wait_for_coordinator(place.coordinator_address, timeout_s=initialization_timeout + _JAX_LATER_S)
         logger.info(
             "joining the JAX cluster address=%s process=%s of=%s",
             place.coordinator_address,

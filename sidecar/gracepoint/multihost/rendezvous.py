@@ -64,10 +64,13 @@ _MOST_STRANGERS = 128
 _LINE_BYTES = 8192
 _NAME_CHARACTERS = 300
 #: Seconds without any sign of life after which the kernel gives a connection up: about half a minute.
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+#: The last one is in milliseconds, and for what was sent and is not acknowledged: the kernel asks nothing then.
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
 #: With these bytes JAX's own client begins (RFC 9113).
 _HTTP2_PREFACE = b"PRI * HTTP/2.0"
 _JOIN_S = 1.0
+#: Seconds that process 0, which hosts JAX's service, gives the others to leave before it.
+_OTHERS_LEAVE_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,7 +297,16 @@ class Gathering:
             line.send(ends=reason)
         logger.error("%s. This process exits, as it cannot train without it code=%d", reason, self._exit_code)
         machine.flush_streams()
+        self._let_others_leave()
         self._leave(self._exit_code)
+
+    def _let_others_leave(self) -> None:
+        """In process 0: waits until the others have left. JAX aborts those that are there when its service ends."""
+        until_s = time.monotonic() + _OTHERS_LEAVE_S
+        here = [line for line in self._lines if line.who is not None and line.who.process_id and not line.joined]
+        while here and time.monotonic() < until_s:
+            here = [line for line in here if line.receive() is not None]
+            time.sleep(0.01)
 
 
 class _Waiting:
@@ -337,21 +349,29 @@ def not_joined(reason: str, code: int) -> NotJoined:
 
 
 @contextlib.contextmanager
-def leaving_on_sigterm(exit_code: int) -> Iterator[None]:
+def leaving_on_sigterm(exit_code: int, leave: Callable[[int], object] | None = None) -> Iterator[None]:
     """Within the block, a SIGTERM ends this process: as process 1 of a container it would not have any effect.
 
     Without it, a pod that is deleted while it waits lives until its grace period is over, and holds up the next
     attempt. Whoever waits for this process goes on waiting for its replacement. A handler of the training script stays.
+
+    Args:
+        exit_code: As said.
+        leave: Ends the process at once: if JAX has joined it, an exit would wait for the others. None: ``NotJoined``.
     """
 
-    def leave(number: int, frame: Any) -> NoReturn:
-        raise not_joined("this process was told to end (SIGTERM) while it waited for the others", exit_code)
+    def end(number: int, frame: Any) -> None:
+        error = not_joined("this process was told to end (SIGTERM) while it waited at the start", exit_code)
+        if leave is None:
+            raise error
+        machine.flush_streams()
+        leave(exit_code)
 
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:
@@ -528,10 +548,13 @@ def listen(address: str) -> socket.socket:
     host, port = split(address)
     if host in ("", "::", "0.0.0.0"):
         if socket.has_dualstack_ipv6():
-            with contextlib.suppress(OSError):  # if IPv6 is switched off, IPv4 alone, whose error counts
+            try:
                 return socket.create_server(
                     ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=socket.SOMAXCONN
                 )
+            except OSError as error:
+                if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):  # IPv6 is switched off: IPv4 alone
+                    raise
         return socket.create_server(("", port), backlog=socket.SOMAXCONN)
     family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     return socket.create_server((str(where[0]), port), family=family, backlog=socket.SOMAXCONN)

@@ -31,7 +31,7 @@ from gracepoint.arguments import shown
 from gracepoint.errors import SettingsError, StorageAway
 from gracepoint.multihost import global_state, join, meet
 from gracepoint.multihost.membership import PodNames
-from gracepoint.multihost.rendezvous import not_joined
+from gracepoint.multihost.rendezvous import leaving_on_sigterm, not_joined
 from gracepoint.preemption.stall_watch import AttachWatch
 from gracepoint.preemption.time_spent import ProcessStart
 from gracepoint.receivers import Receiver
@@ -199,7 +199,7 @@ def attach(
             restore or a meeting. A compilation counts as progress as long as it computes. Choose more than the longest
             evaluation without a sync point. 0: nothing is watched. Default: 900.
         stall_action: What follows from a stall. ``report``, the default: an error in the log, and to the operator.
-            ``restart``: all processes also exit with ``unsaved_exit_code``, so that the job starts again.
+            ``restart``: all processes also exit with code 1, so that the job starts again, which counts.
         compilation_cache: Whether compiled programs are kept, so that the next start does not compile them again.
             JAX keeps them in its persistent cache. ``on``: next to the checkpoints, if these are on a file system. Or a
             path or URI of a directory for them, which several jobs may share. Both yield to
@@ -291,6 +291,7 @@ def _opened(
         # The others wait for process 0, which waits for the storage, and says so.
         with (
             watch.at("claim of the directory", may_last=meeting.gang.process_index != 0),
+            leaving_on_sigterm(settings.not_joined_exit_code, leave=os._exit),
             _not_joined_if_away(settings),
         ):
             checkpointer.access.claim(

@@ -2,7 +2,7 @@
 
 Any thread may call a ``SnapshotClient``; each call has a connection to itself until it is answered, and gives it back
 for the next one. So as many calls run at once as there are connections: who wants throughput calls from several
-threads. There are no threads here. ``_condition`` guards the connections that rest and their number.
+threads. There are no threads here. ``_lock`` guards the connections that rest and their number.
 
 A request that fails on a connection that had rested is made again on a new one, as the server may have closed it
 meanwhile; but not a put that must be the first. Every wait ends with the ``Deadline`` of its call, also if it moves or
@@ -93,7 +93,8 @@ class SnapshotClient:
         self._capability = capability
         self._connections = connections
         self._stall_s = stall_s
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._resting: list[_Link] = []  # used last comes last, and is used first
         self._links: set[_Link] = set()  # all
         self._places = connections  # that no call has
@@ -211,7 +212,7 @@ class SnapshotClient:
 
     def close(self) -> None:
         """Ends all connections, also those of calls that run. Safe to repeat."""
-        with self._condition:
+        with self._lock:
             self._is_closed = True
             for link in self._links:
                 shut_down(link.tls)
@@ -219,7 +220,7 @@ class SnapshotClient:
                 link.tls.close()
             self._links -= set(self._resting)
             self._resting.clear()
-            self._condition.notify_all()
+            self._changed.notify_all()
 
     def _forget(self) -> None:
         """In a forked child: the connections are the parent's."""
@@ -228,7 +229,8 @@ class SnapshotClient:
         self._links.clear()
         self._resting.clear()
         self._places = self._connections
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
 
     def _drop(self, call: str, deadline: Deadline, **what_to_drop: object) -> int:
         def converse(link: _Link, go_on: Callable[[], None]) -> int:
@@ -289,24 +291,24 @@ class SnapshotClient:
     @contextlib.contextmanager
     def _place(self, go_on: Callable[[], None]) -> Iterator[None]:
         """Waits until there are fewer calls than connections."""
-        with self._condition:
+        with self._lock:
             while self._places == 0 and not self._is_closed:
                 go_on()
-                self._condition.wait(_LOOK_EVERY_S)
+                self._changed.wait(_LOOK_EVERY_S)
             if self._is_closed:
                 raise SnapshotsUnavailable(errno.ESHUTDOWN, "the client is closed")
             self._places -= 1
         try:
             yield
         finally:
-            with self._condition:
+            with self._lock:
                 self._places += 1
-                self._condition.notify()
+                self._changed.notify()
 
     def _rested(self) -> _Link | None:
         """Takes a connection that rests and that the server has not closed."""
         while True:
-            with self._condition:
+            with self._lock:
                 if not self._resting:
                     return None
                 link = self._resting.pop()
@@ -335,7 +337,7 @@ class SnapshotClient:
             is_usable = not isinstance(error, Malformed | WireError | json.JSONDecodeError)
             raise
         finally:
-            with self._condition:
+            with self._lock:
                 is_kept = is_usable and not self._is_closed
                 if is_kept:
                     self._resting.append(link)
@@ -343,7 +345,7 @@ class SnapshotClient:
                 self._end(link)
 
     def _end(self, link: _Link) -> None:
-        with self._condition:
+        with self._lock:
             self._links.discard(link)
         link.tls.close()
 
@@ -360,7 +362,7 @@ class SnapshotClient:
             raise
         tls.settimeout(_LOOK_EVERY_S)
         link = _Link(tls)
-        with self._condition:
+        with self._lock:
             self._links.add(link)
         return link
 
