@@ -210,7 +210,7 @@ class Workload(WorkloadIdentity):
         created_with: Spec of the policy that it was created with, as JSON. Empty if it does not say.
         in_place: Whether a pod that is made again restarts all others in place.
         suspended: Whether it makes no pods now.
-        job_count: How many Jobs it makes.
+        job_count: How many Jobs it makes at once, before others that depend on them.
     """
 
     policy: str
@@ -453,7 +453,7 @@ class JobSetType:
                 created_with=created_with(meta),
                 in_place=restarts_in_place(spec),
                 suspended=spec.get("suspend") is True,
-                job_count=sum(int(optional_number(item.get("replicas"), 1)) for item in replicated_jobs or ()),
+                job_count=_jobs_at_once(spec),
             )
 
     def membership(self, labels: Mapping[str, str]) -> Membership | None:
@@ -476,6 +476,14 @@ class JobSetType:
 
     def record_labels(self, name: str, uid: str) -> dict[str, str]:
         return {names.JOBSET_LABEL_NAME: name, names.JOBSET_LABEL_UID: uid}
+
+
+def _jobs_at_once(jobset: Json) -> int:
+    """How many Jobs a JobSet makes at once. Others follow when what they depend on is ready, or complete."""
+    replicated_jobs = jobset.get("replicatedJobs") or ()
+    in_order = (jobset.get("startupPolicy") or {}).get("startupPolicyOrder") == "InOrder"
+    first = replicated_jobs[:1] if in_order else [item for item in replicated_jobs if not item.get("dependsOn")]
+    return sum(int(optional_number(item.get("replicas"), 1)) for item in first)
 
 
 def _pod_labels(replicated_jobs: Any) -> Iterator[Mapping[str, str]]:

@@ -269,14 +269,15 @@ def _of_process(gang: GangSnapshot, pods: Sequence[Pod], now: float) -> _Held | 
     if newest.holdup is None:
         return None
     refused = [pod for pod in pods if pod.holdup is not None and pod.holdup.at is HeldUp.REFUSED]
-    kind = _kind(gang, newest, newest.holdup)
+    if (kind := _kind(gang, newest, newest.holdup)) is None:
+        return None
     since = _since(newest, newest.holdup)
     # A pod that a kubelet refuses is replaced at once, and its successor waits for a moment only.
     if refused and (kind is WaitKind.KUBELET or kind is WaitKind.DEVICE or _is_young(since, now)):
         last_refused = refused[-1]
         assert last_refused.holdup is not None
         return _refusal(last_refused.holdup), last_refused, last_refused.holdup, refused[0].created_at or None
-    return None if kind is None else (kind, newest, newest.holdup, since)
+    return kind, newest, newest.holdup, since
 
 
 def _is_young(since: float | None, now: float) -> bool:
@@ -428,11 +429,14 @@ REASON_WAIT_ENDED = "WaitEnded"
 REASON_POD_DELETED = "LostPodDeleted"
 
 
-def note(waits: Sequence[StartWait], now: float) -> Note:
+def note(workload: Workload, waits: Sequence[StartWait], now: float) -> Note:
     """Returns the Event on a workload that waits."""
     sentences = "; ".join(wait.in_words(now) for wait in waits[:_NAMED])
     is_ordinary = all(wait.kind in ORDINARY for wait in waits)
-    return Note(REASON_WAITING, f"waits for: {sentences}. No restart is counted for it", warning=not is_ordinary)
+    # A Job without a JobSet has one limit for pods that a kubelet refused and for programs that failed.
+    counts = workload.job is not None and any(wait.kind in (WaitKind.KUBELET, WaitKind.DEVICE) for wait in waits)
+    counted = "Each refused pod counts towards backoffLimitPerIndex" if counts else "No restart is counted for it"
+    return Note(REASON_WAITING, f"waits for: {sentences}. {counted}", warning=not is_ordinary)
 
 
 def deleted_note(pod: str, node: str, reason: str) -> Note:

@@ -421,11 +421,11 @@ def _holdup(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Holdup | None
     if phase == "Failed":
         # The garbage collector fails pods of nodes that are gone, with the states as the kubelet wrote them last.
         ran = any(_has_run(entry) or (entry.get("state") or {}).get("running") for entry in (*main, *init))
-        return _ended(main) if ran else _said(HeldUp.REFUSED, status)
+        return _ended(_training(spec, main)) if ran else _said(HeldUp.REFUSED, status)
     if phase == "Succeeded" or any(_has_failed(entry) for entry in init):
         return None
     if any(_has_run(entry) for entry in main):
-        return _beside(main) if phase == "Running" else None
+        return _beside(spec, main) if phase == "Running" else None
     if not spec.get("nodeName"):
         scheduled = _condition(status, "PodScheduled")
         return _said(HeldUp.GATED if scheduled.get("reason") == "SchedulingGated" else HeldUp.UNSCHEDULED, scheduled)
@@ -469,9 +469,19 @@ def _waits_in_init(entry: Mapping[str, Any], *, is_sidecar: bool) -> Holdup | No
     return _said(HeldUp.INIT, state.get("waiting") or {}, text(entry.get("name") or ""))
 
 
-def _beside(main: Sequence[Mapping[str, Any]]) -> Holdup | None:
-    """The container that runs on beside one that has ended. None if there is none, or if one was started again."""
-    ended = [state for entry in main if (state := (entry.get("state") or {}).get("terminated"))]
+def _training(spec: Mapping[str, Any], main: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The statuses of the container that trains, which has the operator's URL; of all if none has it."""
+    trains = {
+        item.get("name")
+        for item in spec.get("containers") or ()
+        if any(variable.get("name") == names.Env.OPERATOR_URL for variable in item.get("env") or ())
+    }
+    return [entry for entry in main if entry.get("name") in trains] if trains else main
+
+
+def _beside(spec: Mapping[str, Any], main: Sequence[Mapping[str, Any]]) -> Holdup | None:
+    """The container that runs on beside the training, which has ended. None if there is none, or one started again."""
+    ended = [state for entry in _training(spec, main) if (state := (entry.get("state") or {}).get("terminated"))]
     running = [text(entry.get("name") or "") for entry in main if (entry.get("state") or {}).get("running")]
     if not (ended and running) or any(entry.get("restartCount") for entry in main):
         return None

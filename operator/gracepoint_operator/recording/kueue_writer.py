@@ -50,11 +50,13 @@ class _Asked:
         preemption: Name of the preemption for which nodes were named.
         nodes: These nodes.
         evicted: The last start of the gang for which the Workload was evicted. -1: none.
+        pinned: The nodes to which pods are pinned, by the UIDs of the pods that were read. It does not change.
     """
 
     preemption: str = ""
     nodes: set[str] = dataclasses.field(default_factory=set)
     evicted: int = -1
+    pinned: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 class KueueWriter:
@@ -161,7 +163,8 @@ class KueueWriter:
         if gang.workload is None or not any(assigned_nodes(body)):
             return
         late = [pod for pod in pinned if pod.created_at + PINNED_S <= self._clock()]
-        wanted = {node for pod in late if (node := await self._pinned_to(pod))}
+        asked.pinned = {pod.uid: asked.pinned[pod.uid] for pod in late if pod.uid in asked.pinned}
+        wanted = {node for pod in late if (node := await self._pinned_to(pod, asked.pinned))}
         preemption = _latest(gang)
         left = set() if preemption is None else set(preemption.spec.nodes)
         going = sorted(wanted & (self._cache.objects.disrupted_nodes | left))
@@ -189,13 +192,18 @@ class KueueWriter:
             extra=about(namespace=namespace, workload=name, nodes=", ".join(going)),
         )
 
-    async def _pinned_to(self, pod: Pod) -> str:
-        """The node to which a pod is pinned. Empty if it is pinned to none, or gone."""
+    async def _pinned_to(self, pod: Pod, known: dict[str, str]) -> str:
+        """The node to which a pod is pinned. Empty if it is pinned to none, or gone. Each pod is read once."""
+        if (node := known.get(pod.uid)) is not None:
+            return node
         try:
             spec = (await self._api.get(objects.PODS, pod.namespace, pod.name)).get("spec") or {}
         except client.NotFound:
             return ""
-        return "" if spec.get("nodeName") else str((spec.get("nodeSelector") or {}).get(_HOSTNAME) or "")
+        node = "" if spec.get("nodeName") else str((spec.get("nodeSelector") or {}).get(_HOSTNAME) or "")
+        if not spec.get("schedulingGates"):  # Kueue pins a pod before it takes the gate away
+            known[pod.uid] = node
+        return node
 
 
 def assigned_nodes(body: JsonObject) -> Iterator[str]:

@@ -38,6 +38,8 @@ AGAIN_S = 1800.0
 #: A large gang is looked at less often: after this many seconds for each of its pods.
 _PER_POD_S = 0.0005
 _AT_ONCE_S = 0.01
+#: Gangs of a queue are asked about one after the other, with so many seconds for each.
+_OF_QUEUE_S = 0.1
 #: Of so many waits of one gang, Events are asked for.
 _ASKED = 3
 
@@ -69,7 +71,7 @@ class LostPods:
         self._metrics = metrics
         self._clock = clock
         self._allowed = allowed
-        self._lost_since: dict[tuple[str, str], float] = {}  # namespace and name of the pod -> when it was found first
+        self._lost_since: dict[tuple[str, str], float] = {}  # workload's UID and pod's name -> when it was found first
 
     async def look(self, workload: Workload, policy: CheckpointPolicy | None, waits: Sequence[StartWait]) -> None:
         """Looks at the pods that a gang waits for until they are gone.
@@ -77,9 +79,9 @@ class LostPods:
         Raises:
             client.KubeError: The API server does not answer, or refuses.
         """
-        ending = {(workload.namespace, wait.pod): wait for wait in waits if wait.kind is WaitKind.DELETION}
+        ending = {(workload.uid, wait.pod): wait for wait in waits if wait.kind is WaitKind.DELETION}
         before = self._lost_since
-        self._lost_since = {key: at for key, at in before.items() if key[0] != workload.namespace or key in ending}
+        self._lost_since = {key: at for key, at in before.items() if key[0] != workload.uid or key in ending}
         if not self._allowed or policy is None or not policy.spec.lost_nodes.delete_pods:
             return
         for key, wait in ending.items():
@@ -90,6 +92,10 @@ class LostPods:
                 self._lost_since[key] = self._clock()
             elif self._clock() - before[key] >= LOOK_S:
                 await self._delete(workload, wait, reason)
+
+    def forget(self, uid: str) -> None:
+        """A workload is gone."""
+        self._lost_since = {key: at for key, at in self._lost_since.items() if key[0] != uid}
 
     async def _why_lost(self, name: str) -> str | None:
         """Why nothing can run on a node any more. None: something may."""
@@ -103,7 +109,7 @@ class LostPods:
             if any(taint.get("key") == _OUT_OF_SERVICE for taint in (node.get("spec") or {}).get("taints") or ()):
                 return f"its node has the taint {_OUT_OF_SERVICE}"
             owners = node["metadata"].get("ownerReferences") or ()
-            claims = {owner.get("uid") for owner in owners if owner.get("kind") == "NodeClaim"}
+            claims = {owner.get("uid") for owner in owners if _is_node_claim(owner)}
         if not claims:
             return None
         try:
@@ -131,6 +137,11 @@ class LostPods:
         )
         note = waiting.deleted_note(wait.pod, wait.node, reason)
         await self._events.post_on(workload, note, str(pod["metadata"]["uid"]))
+
+
+def _is_node_claim(owner: JsonObject) -> bool:
+    """Whether the owner of a node is Karpenter's: other projects have a kind of that name, too."""
+    return owner.get("kind") == "NodeClaim" and str(owner.get("apiVersion")).startswith("karpenter.sh/")
 
 
 def _failed(pod: JsonObject, reason: str, now: float) -> JsonObject:
@@ -226,7 +237,7 @@ class WaitRecorder:
         times = [wait.since + NAMED_AFTER_S for wait in dated if wait.since is not None and wait not in named]
         if named:
             self._write_queue.touch((workload.namespace, workload.uid))
-            times.append(now + LOOK_S)
+            times.append(now + self._look_s(waiting_gang))
         if (late_at := waiting.late_at(gang, now)) is not None:
             times.append(late_at)
         return min(times)
@@ -234,11 +245,17 @@ class WaitRecorder:
     def forget(self, uid: str) -> None:
         """A workload is gone."""
         self._ended.pop(uid, None)
+        self._lost_pods.forget(uid)
         if (waiting_gang := self._known.pop(uid, None)) is not None and waiting_gang.shown:
             self._pass_on(waiting_gang.workload)
 
     async def close(self, timeout_s: float) -> None:
         await self._write_queue.close(timeout_s)
+
+    def _look_s(self, waiting_gang: _WaitingGang) -> float:
+        """For how long a gang is not looked at again. A queue may have thousands of gangs, which ask in turn."""
+        is_queued = all(wait.kind is WaitKind.SUSPENDED for wait in waiting_gang.named)
+        return max(LOOK_S, len(self._known) * _OF_QUEUE_S) if is_queued else LOOK_S
 
     def _dated(self, wait: StartWait, waiting_gang: _WaitingGang, now: float) -> StartWait:
         return dataclasses.replace(wait, since=waiting_gang.first_at.setdefault(wait.kind, now))
@@ -329,7 +346,7 @@ class WaitRecorder:
         waiting_gang = self._known.get(uid)
         if waiting_gang is None or not waiting_gang.named:
             return
-        if self._clock() - waiting_gang.asked_at >= LOOK_S:
+        if self._clock() - waiting_gang.asked_at >= self._look_s(waiting_gang):
             waiting_gang.asked_at = self._clock()
             for wait in waiting_gang.named[:_ASKED]:
                 waiting_gang.said[wait.kind] = await self._asked(namespace, uid, wait)
@@ -352,7 +369,8 @@ class WaitRecorder:
                 "a gang waits to start",
                 extra=about(workload=waiting_gang.workload.name, namespace=namespace, why=first.in_words(now)),
             )
-            await self._events.post_on(waiting_gang.workload, waiting.note(waiting_gang.shown, now), episode)
+            said = waiting.note(waiting_gang.workload, waiting_gang.shown, now)
+            await self._events.post_on(waiting_gang.workload, said, episode)
 
     async def _asked(self, namespace: str, uid: str, wait: StartWait) -> tuple[EventSaid, ...]:
         """What Events say of a wait, or Kueue of a suspension. Empty: nothing, or they cannot be read."""

@@ -17,7 +17,7 @@ from gracepoint_operator.kube import client
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model.preemption_record import EndReason, PreemptionRecord
-from gracepoint_operator.recording import preemption_writer, trouble_recorder
+from gracepoint_operator.recording import event_recorder, preemption_writer, trouble_recorder
 from gracepoint_operator.recording.event_recorder import EventRecorder
 from gracepoint_operator.resources import PreemptionStatus
 from tests.unit.operator.fakes import objects
@@ -300,5 +300,6 @@ def test_the_page_names_every_reason_of_an_event() -> None:
     beside = {policy_conditions.REASON_NOT_CONNECTED, policy_conditions.REASON_CONNECTED}
     beside |= {trouble_recorder.REASON_MISSING, trouble_recorder.REASON_FOUND}
     beside |= {waiting.REASON_WAITING, waiting.REASON_WAIT_ENDED, waiting.REASON_POD_DELETED}
+    beside |= {event_recorder.REASON_POD_DISRUPTED}
     beside |= {*policy_conditions.REASONS_FAIL.values(), *policy_conditions.REASONS_SUCCEED.values()}
     assert listed == reasons | beside

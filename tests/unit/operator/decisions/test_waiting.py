@@ -395,3 +395,37 @@ def test_of_what_pods_are_reported_little_is_kept_and_once() -> None:
     held = [pod.holdup for pod in scene.cache.objects.pods.values() if pod.holdup is not None]
     assert len({id(item) for item in held}) == 1
     assert {len(item.message) for item in held} == {LONGEST_SAID}
+
+
+@pytest.mark.parametrize(
+    "later", [{"dependsOn": [{"name": "workers", "status": "Complete"}]}, {}], ids=["depends", "order"]
+)
+def test_jobs_that_follow_others_are_not_waited_for(later: Body) -> None:
+    scene = Scene()
+    body = objects.jobset()
+    body["metadata"]["resourceVersion"] = str(next(_versions))
+    body["spec"]["replicatedJobs"].append({"name": "evaluation", "template": {"spec": {"template": {}}}} | later)
+    if not later:
+        body["spec"]["startupPolicy"] = {"startupPolicyOrder": "InOrder"}
+    scene.seen(JOBSETS, body)
+    assert waits(scene) == ()
+
+
+def test_a_sidecar_that_has_ended_beside_the_training_is_no_wait() -> None:
+    body = objects.pod(1)
+    url = {"name": "GRACEPOINT_OPERATOR_URL", "value": "https://operator"}
+    body["spec"]["containers"] = [{"name": "trainer", "env": [url]}, {"name": "warm-up"}]
+    body["status"]["containerStatuses"] = [
+        container(running={"startedAt": "2026-03-01T11:00:00Z"}),
+        container("warm-up", terminated=ended(0)),
+    ]
+    assert waits(replaced(Scene(), body)) == ()
+
+
+def test_a_program_that_fails_after_refusals_is_no_wait() -> None:
+    scene = replaced(Scene(), refused("OutOfcpu", "cpu", life=0, created_at=NOW - 300))
+    crashed = refused("", "", life=1, created_at=NOW - 100)
+    state = ended(1) | {"finishedAt": "2026-03-01T11:59:58Z"}
+    crashed["status"] = {"phase": "Failed", "containerStatuses": [container(terminated=state)]}
+    scene.seen(kinds.PODS, crashed)
+    assert waits(scene) == ()

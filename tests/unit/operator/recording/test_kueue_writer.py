@@ -179,6 +179,21 @@ async def test_a_workload_whose_pods_wait_for_another_node_is_left_alone(api: Me
         assert not evicted(api)
 
 
+async def test_each_pod_that_waits_is_read_once(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        await saved(replica)
+        kueue_writes(replica, assigned("node-3", "node-2"))
+        clock.move(100)
+        for index in (0, 1):
+            api.add(kinds.PODS, pinned(index, "node-3", clock()))
+        await started_again(replica, clock, "node-3")
+        for _ in range(4):
+            clock.move(PINNED_S + 1)
+            await asyncio.sleep(QUIET_S)
+    reads = [call for call in api.calls if call.startswith("GET") and "/pods/" in call]
+    assert len(reads) == len(set(reads)) == 2
+
+
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
 def test_assigned_nodes_are_read_in_each_version_of_kueue(version: str) -> None:
     assert list(assigned_nodes(assigned("node-1", "node-2", version=version))) == ["node-1", "node-2"]

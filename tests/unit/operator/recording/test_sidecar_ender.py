@@ -66,6 +66,20 @@ async def test_a_pod_whose_training_did_not_leave_stays(clock: Clock, code: int)
         assert deleted(api) == []
 
 
+@pytest.mark.parametrize("code", [SAVED, UNSAVED, NOT_JOINED])
+async def test_a_sidecar_that_ends_with_such_a_code_ends_no_training(clock: Clock, code: int) -> None:
+    """Also EX_NOPERM and EX_CONFIG of sysexits.h are 77 and 78."""
+    api = api_with(clock, sidecars=ENDS)
+    async with running(api, clock) as replica:
+        for index in (0, 1):
+            body = kept(index, code)
+            url = {"name": "GRACEPOINT_OPERATOR_URL", "value": "https://operator"}
+            body["spec"]["containers"] = [{"name": "train"}, {"name": "proxy", "env": [url]}]  # proxy trains, here
+            replica.see(kinds.PODS, body)
+        await asyncio.sleep(0.1)
+        assert deleted(api) == []
+
+
 async def test_without_the_policys_consent_no_pod_is_deleted(clock: Clock) -> None:
     api = api_with(clock)
     async with running(api, clock) as replica:
