@@ -225,7 +225,7 @@ def job(made: str) -> Json:
     }
 
 
-def jobset(made: str) -> Json:
+def jobset(made: str, jobs: int) -> Json:
     job = {**_job_spec()}
     del job["selector"]
     return {
@@ -239,7 +239,7 @@ def jobset(made: str) -> Json:
             "generation": 1,
             "labels": {names.LABEL_POLICY: POLICY},
         },
-        "spec": {"replicatedJobs": [{"name": "workers", "replicas": 4, "template": {"spec": job}}]},
+        "spec": {"replicatedJobs": [{"name": "workers", "replicas": jobs, "template": {"spec": job}}]},
         "status": {"restarts": 0, "replicatedJobsStatus": []},
     }
 

@@ -145,12 +145,13 @@ def stored(size: Size, now: float) -> Iterator[tuple[str, bytes]]:
     for number in range(max(size.nodes, -(-size.pods // _PODS_A_NODE))):
         name = node_name(number)
         yield f"/registry/minions/{name}", of_node.filled(NAME=name, UID=uid_of("node", name))
-    pod, of_gang_job, whole = (_Template(make(made)) for make in (training_pod, job, jobset))
+    pod, of_gang_job = (_Template(make(made)) for make in (training_pod, job))
+    whole = {count: _Template(jobset(made, _jobs(count))) for count in {gang.count for gang in gangs(size)}}
     for gang in gangs(size):
         of_gang = {"NAMESPACE": gang.namespace, "GANG": gang.name, "GANGUID": gang.uid}
         place = f"{gang.namespace}/{gang.name}"
-        yield f"/registry/jobset.x-k8s.io/jobsets/{place}", whole.filled(**of_gang)
-        for number in range(-(-gang.count // PODS_A_JOB)):
+        yield f"/registry/jobset.x-k8s.io/jobsets/{place}", whole[gang.count].filled(**of_gang)
+        for number in range(_jobs(gang.count)):
             name = gang.job_name(number)
             uid = uid_of("job", gang.namespace, name)
             text = of_gang_job.filled(NAME=name, UID=uid, JOBINDEX=str(number), **of_gang)
@@ -200,6 +201,10 @@ def _records(size: Size, now: float) -> Iterator[tuple[str, bytes]]:
         name = preemption_name(gang.name, gang.uid, epoch)
         body = _record(gang, name, epoch, now - 3_600.0 * (1 + size.records // len(known) - epoch) - 3_600)
         yield f"/registry/{names.GROUP}/preemptions/{gang.namespace}/{name}", _encoded(body)
+
+
+def _jobs(pods: int) -> int:
+    return -(-pods // PODS_A_JOB)
 
 
 class _Template:

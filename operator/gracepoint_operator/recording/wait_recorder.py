@@ -2,8 +2,8 @@
 
 ``observe`` is called on the controller's event loop whenever a workload is decided about, and does not wait. It says
 when to look again, since time alone turns a moment into a wait. A task of a write queue then asks for the Events on the
-one pod or Job that waits, at most once in ``LOOK_S`` for each gang, and posts an Event on the workload. ``close`` ends
-the queue. Both replicas see the same objects, and write the same.
+one pod or Job that waits, at most once in ``LOOK_S`` for each gang and less often if many wait, and posts an Event on
+the workload. ``close`` ends the queue. Both replicas see the same objects, and write the same.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ AGAIN_S = 1800.0
 #: A large gang is looked at less often: after this many seconds for each of its pods.
 _PER_POD_S = 0.0005
 _AT_ONCE_S = 0.01
-#: Gangs of a queue are asked about one after the other, with so many seconds for each.
-_OF_QUEUE_S = 0.1
+#: Of many gangs that wait, each is looked at less often: all together about two in a second.
+_PER_GANG_S = 0.5
 #: Of so many waits of one gang, Events are asked for.
 _ASKED = 3
 
@@ -253,9 +253,13 @@ class WaitRecorder:
         await self._write_queue.close(timeout_s)
 
     def _look_s(self, waiting_gang: _WaitingGang) -> float:
-        """For how long a gang is not looked at again. A queue may have thousands of gangs, which ask in turn."""
-        is_queued = all(wait.kind is WaitKind.SUSPENDED for wait in waiting_gang.named)
-        return max(LOOK_S, len(self._known) * _OF_QUEUE_S) if is_queued else LOOK_S
+        """For how long a gang is not looked at again. Pods of lost nodes hold up a restart, so these do not take turns.
+
+        A queue, or a quota that is used up, may hold up thousands of gangs.
+        """
+        if any(wait.kind is WaitKind.DELETION for wait in waiting_gang.named):
+            return LOOK_S
+        return max(LOOK_S, len(self._known) * _PER_GANG_S)
 
     def _dated(self, wait: StartWait, waiting_gang: _WaitingGang, now: float) -> StartWait:
         return dataclasses.replace(wait, since=waiting_gang.first_at.setdefault(wait.kind, now))
