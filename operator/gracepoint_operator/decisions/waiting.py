@@ -433,7 +433,7 @@ def note(workload: Workload, waits: Sequence[StartWait], now: float) -> Note:
     """Returns the Event on a workload that waits."""
     sentences = "; ".join(wait.in_words(now) for wait in waits[:_NAMED])
     is_ordinary = all(wait.kind in ORDINARY for wait in waits)
-    # A Job without a JobSet has one limit for pods that a kubelet refused and for programs that failed.
+    # A Job by itself has one limit for pods that a kubelet refused and for programs that failed.
     counts = workload.job is not None and any(wait.kind in (WaitKind.KUBELET, WaitKind.DEVICE) for wait in waits)
     counted = "Each refused pod counts towards backoffLimitPerIndex" if counts else "No restart is counted for it"
     return Note(REASON_WAITING, f"waits for: {sentences}. {counted}", warning=not is_ordinary)

@@ -201,8 +201,6 @@ APPLY_PATCH = "application/apply-patch+yaml"
 _CONNECT_TIMEOUT_S = 2.0
 _READ_TIMEOUT_S = 5.0
 _LIST_TIMEOUT_S = 30.0
-#: For how long the version of a kind that the cluster prefers is kept.
-_PREFERRED_S = 60.0
 #: The first page of a list has few objects. From their size follows how many the next ones may have: a page is decoded
 #: at once, and no other thread runs Python meanwhile.
 _FIRST_PAGE = 50
@@ -241,7 +239,6 @@ class KubeClient:
         self._name = name
         self._count = count
         self._request_timeout_s = request_timeout_s
-        self._preferred: dict[str, tuple[float, str]] = {}  # API group -> when it was asked for, and the version
         self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="kube")
 
     @staticmethod
@@ -377,15 +374,11 @@ class KubeClient:
         return len(page.get("items") or ()) + int(remaining)
 
     async def preferred(self, kind: Kind) -> Kind:
-        """Returns the kind in the version that the cluster prefers, if the kind names none. It is kept for a minute."""
+        """Returns the kind in the version that the cluster prefers, if the kind names none."""
         if not kind.any_version:
             return kind
-        asked_at, version = self._preferred.get(kind.prefix, (-math.inf, ""))
-        if time.monotonic() - asked_at > _PREFERRED_S:
-            group = await self._call("GET", kind.prefix)
-            version = group["preferredVersion"]["groupVersion"]
-            self._preferred[kind.prefix] = time.monotonic(), version
-        return kind.of_version(version)
+        group = await self._call("GET", kind.prefix)
+        return kind.of_version(group["preferredVersion"]["groupVersion"])
 
     async def create(self, kind: Kind, namespace: str | None, body: JsonObject) -> JsonObject:
         try:

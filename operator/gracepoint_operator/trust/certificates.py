@@ -24,6 +24,7 @@ import functools
 import logging
 import os
 import ssl
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
@@ -73,6 +74,8 @@ def load_pair(context: ssl.SSLContext, pair: Pair) -> None:
         connection.context = new_server_context
 
     # The ssl module reads only files, and the container has no file system to write to. This one is in memory.
+    if sys.platform != "linux":
+        raise NotImplementedError("the operator runs on Linux alone")
     file = os.memfd_create("certificate")
     try:
         os.write(file, f"{pair.chain}\n{pair.key}".encode())

@@ -32,7 +32,6 @@ class MemoryApi(client.KubeClient):
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._version = 100
-        self._preferred = {}
         self.objects: dict[str, JsonObject] = {}
         self.tokens: dict[str, JsonObject] = {}
         self.calls: list[str] = []
