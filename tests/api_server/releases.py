@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,63 @@ from tests.ports import held_ports
 from tests.testcluster import parts
 from tests.testcluster.api import ClusterError
 from tests.testcluster.api_server import ApiServer
-from tests.testcluster.shell import wait_until
+from tests.testcluster.shell import run, wait_until
 
 CHART = Path(__file__).parents[2] / "charts" / "gracepoint"
 NAMESPACE = "gp-system"
 PLACES = TrustPlaces(
     NAMESPACE, "gp-gracepoint-certificates", "gp-gracepoint-trust", "00-gp-gracepoint", "gp-gracepoint", "gp.svc"
 )
+
+
+@contextlib.contextmanager
+def templates(server: ApiServer, home: Path, *files: str, namespace: str, values: Sequence[str] = ()) -> Iterator[None]:
+    """Has some of the chart's templates applied on the API server meanwhile.
+
+    Args:
+        server: The API server.
+        home: A folder for Helm.
+        files: Names of the templates.
+        namespace: Where the release is.
+        values: Values of the chart, as ``--set`` takes them.
+    """
+    try:
+        helm = parts.program("helm")
+    except ClusterError as reason:
+        pytest.skip(str(reason))
+    flags = ["--kube-version=1.34.0", *(f"--show-only=templates/{file}" for file in files)]
+    flags += [f"--set={value}" for value in (*values, "admission.token=" + 40 * "x")]
+    argv: list[str | Path] = [
+        helm,
+        "template",
+        "gp",
+        CHART,
+        f"--namespace={namespace}",
+        "--kube-version=1.34.0",
+        *flags,
+    ]
+    rendered = run(argv, env={"HOME": str(home)}).stdout
+    server.kubectl("apply", "--filename=-", stdin=rendered)
+    yield
+    server.kubectl("delete", "--filename=-", stdin=rendered)
+
+
+@contextlib.contextmanager
+def may_read(server: ApiServer, resource: str, verbs: str = "get", *, namespace: str = NAMESPACE) -> Iterator[None]:
+    """Lets the operator read a resource in the namespace ``default`` meanwhile: kubectl looks before it writes.
+
+    Args:
+        server: The API server.
+        resource: The resource.
+        verbs: How it is read.
+        namespace: Where the release is.
+    """
+    reader = ("reader", "--namespace=default")
+    server.kubectl("create", "role", *reader, f"--verb={verbs}", f"--resource={resource}")
+    account = f"--serviceaccount={namespace}:gp-gracepoint"
+    server.kubectl("create", "rolebinding", *reader, "--role=reader", account)
+    yield
+    server.kubectl("delete", "role,rolebinding", *reader)
 
 
 class Operator:

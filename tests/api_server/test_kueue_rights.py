@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.api_server.releases import NAMESPACE, Release
+from tests.api_server.releases import NAMESPACE, Release, may_read
 from tests.testcluster.api_server import ApiServer
 from tests.testcluster.shell import wait_until
 
@@ -50,12 +50,8 @@ def guarded(server: ApiServer, tmp_path: Path) -> Iterator[ApiServer]:
     server.kubectl("create", "--namespace=default", "--filename=-", stdin=json.dumps(body))
     patch = json.dumps({"status": {"conditions": [ADMITTED], "admission": ADMISSION}})
     server.kubectl(*_patch(patch))
-    reads = ("workload-reader", "--namespace=default")  # kubectl looks before it writes
-    server.kubectl("create", "role", *reads, "--verb=get", "--resource=workloads.kueue.x-k8s.io/status")
-    account = f"--serviceaccount={NAMESPACE}:gp-gracepoint"
-    server.kubectl("create", "rolebinding", *reads, "--role=workload-reader", account)
-    yield server
-    server.kubectl("delete", "role,rolebinding", *reads)
+    with may_read(server, "workloads.kueue.x-k8s.io/status"):
+        yield server
     server.kubectl("delete", "crd", "workloads.kueue.x-k8s.io")
     release.uninstall()
 

@@ -14,12 +14,10 @@ from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.objects import PROTECTING, SET_BY_US
 from gracepoint_operator.recording.replica_lease import LABEL
 from tests.api_server.gang import Gang, Replica, running, until
-from tests.testcluster import parts
-from tests.testcluster.api import ClusterError
+from tests.api_server.releases import NAMESPACE, may_read, templates
 from tests.testcluster.api_server import ApiServer
-from tests.testcluster.shell import run, wait_until
+from tests.testcluster.shell import wait_until
 
-CHART = Path(__file__).parents[2] / "charts" / "gracepoint"
 KARPENTER, AUTOSCALER = PROTECTING
 OPERATOR = "system:serviceaccount:gp-system:gp-gracepoint"
 
@@ -57,24 +55,10 @@ async def test_pods_are_protected_until_a_checkpoint_is_young(gang: Gang) -> Non
 @pytest.fixture
 def guarded(server: ApiServer, tmp_path: Path) -> Iterator[ApiServer]:
     """The API server with the chart's role and admission policy for it."""
-    try:
-        helm = parts.program("helm")
-    except ClusterError as reason:
-        pytest.skip(str(reason))
-    shown = (
-        "--kube-version=1.34.0",
-        "--show-only=templates/protection.yaml",
-        "--show-only=templates/pod-deletion.yaml",
-        "--show-only=templates/rbac.yaml",
-        "--set=protection.enabled=true",
-        "--set=podDeletion.enabled=true",
-        "--set=admission.token=" + 40 * "x",
-    )
-    argv: list[str | Path] = [helm, "template", "gp", CHART, "--namespace=gp-system", *shown]
-    rendered = run(argv, env={"HOME": str(tmp_path)}).stdout
-    server.kubectl("apply", "--filename=-", stdin=rendered)
-    yield server
-    server.kubectl("delete", "--filename=-", stdin=rendered)
+    files = ("protection.yaml", "pod-deletion.yaml", "rbac.yaml")
+    values = ("protection.enabled=true", "podDeletion.enabled=true")
+    with templates(server, tmp_path, *files, namespace=NAMESPACE, values=values):
+        yield server
 
 
 def patched(server: ApiServer, patch: object, user: str) -> str:
@@ -123,21 +107,9 @@ def test_operator_changes_no_pod_but_by_its_annotations(guarded: ApiServer) -> N
 @pytest.fixture
 def leasing(server: ApiServer, tmp_path: Path) -> Iterator[ApiServer]:
     """The API server with the chart's role and admission policy for Leases, in a namespace of other controllers."""
-    try:
-        helm = parts.program("helm")
-    except ClusterError as reason:
-        pytest.skip(str(reason))
-    shown = ("--kube-version=1.34.0", "--show-only=templates/leases.yaml", "--set=admission.token=" + 40 * "x")
-    argv: list[str | Path] = [helm, "template", "gp", CHART, "--namespace=default", *shown]
-    rendered = run(argv, env={"HOME": str(tmp_path)}).stdout
-    server.kubectl("apply", "--filename=-", stdin=rendered)
-    reads = ("lease-reader", "--namespace=default")  # kubectl looks before it writes
-    server.kubectl("create", "role", *reads, "--verb=get,watch", "--resource=leases.coordination.k8s.io")
-    account = "--serviceaccount=default:gp-gracepoint"
-    server.kubectl("create", "rolebinding", *reads, "--role=lease-reader", account)
-    yield server
-    server.kubectl("delete", "role,rolebinding", *reads)
-    server.kubectl("delete", "--filename=-", stdin=rendered)
+    reading = may_read(server, "leases.coordination.k8s.io", "get,watch", namespace="default")
+    with templates(server, tmp_path, "leases.yaml", namespace="default"), reading:
+        yield server
 
 
 def test_operator_writes_no_lease_but_those_of_its_replicas(leasing: ApiServer) -> None:

@@ -16,13 +16,11 @@ from gracepoint_operator.kube.client import JsonObject
 from gracepoint_operator.kube.objects import Kind
 from gracepoint_operator.workloads import JOBSETS
 from tests.api_server.gang import Gang, Replica, running, until
-from tests.testcluster import parts
-from tests.testcluster.api import ClusterError
+from tests.api_server.releases import NAMESPACE, may_read, templates
 from tests.testcluster.api_server import ApiServer
-from tests.testcluster.shell import run, wait_until
+from tests.testcluster.shell import wait_until
 
 NO_NODES = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
-CHART = Path(__file__).parents[2] / "charts" / "gracepoint"
 #: As kubelets and controllers post them.
 CORE_EVENTS = Kind("/api/v1", "events")
 
@@ -252,27 +250,9 @@ OPERATOR = "system:serviceaccount:gp-system:gp-gracepoint"
 @pytest.fixture
 def guarded(server: ApiServer, tmp_path: Path) -> Iterator[ApiServer]:
     """The API server with the chart's role and admission policy for it."""
-    try:
-        helm = parts.program("helm")
-    except ClusterError as reason:
-        pytest.skip(str(reason))
-    shown = (
-        "--kube-version=1.34.0",
-        "--show-only=templates/pod-deletion.yaml",
-        "--show-only=templates/rbac.yaml",
-        "--set=podDeletion.enabled=true",
-        "--set=admission.token=" + 40 * "x",
-    )
-    argv: list[str | Path] = [helm, "template", "gp", CHART, "--namespace=gp-system", *shown]
-    rendered = run(argv, env={"HOME": str(tmp_path)}).stdout
-    server.kubectl("apply", "--filename=-", stdin=rendered)
-    reads = ("status-reader", "--namespace=default")  # kubectl looks before it writes
-    server.kubectl("create", "role", *reads, "--verb=get", "--resource=pods/status")
-    account = "--serviceaccount=gp-system:gp-gracepoint"
-    server.kubectl("create", "rolebinding", *reads, "--role=status-reader", account)
-    yield server
-    server.kubectl("delete", "role,rolebinding", *reads)
-    server.kubectl("delete", "--filename=-", stdin=rendered)
+    files, values = ("pod-deletion.yaml", "rbac.yaml"), ("podDeletion.enabled=true",)
+    with templates(server, tmp_path, *files, namespace=NAMESPACE, values=values), may_read(server, "pods/status"):
+        yield server
 
 
 def test_the_operator_deletes_no_pod_but_those_of_gangs_that_are_being_deleted(guarded: ApiServer) -> None:
