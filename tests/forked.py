@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import select
+import selectors
 import signal
 import warnings
 from collections.abc import Callable
@@ -39,12 +39,14 @@ def forked(function: Callable[[], object], *, meanwhile: Callable[[], object] = 
     os.close(over)
     try:
         found = b""
-        while True:
-            assert select.select([reading], [], [], _TIMEOUT_S)[0], "the forked child does not answer"
-            data = os.read(reading, 4000)
-            if not data:
-                break
-            found += data
+        with selectors.DefaultSelector() as selector:
+            selector.register(reading, selectors.EVENT_READ)
+            while True:
+                assert selector.select(_TIMEOUT_S), "the forked child does not answer"
+                data = os.read(reading, 4000)
+                if not data:
+                    break
+                found += data
         meanwhile()
     finally:
         os.close(reading)

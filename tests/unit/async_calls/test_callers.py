@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import resource
-import select
+import selectors
 import signal
 import socket
 import subprocess
@@ -458,7 +458,9 @@ def test_a_call_is_finished_if_its_trainer_dies_before_it_reads_the_answer_to_th
     with trainer:
         trainer.send(json.dumps({**options, "trainer": os.getpid()}).encode())
         hand_over(0, "a")
-        assert select.select([trainer], [], [], 60)[0], "the answer to the first call"
+        with selectors.DefaultSelector() as selector:
+            selector.register(trainer, selectors.EVENT_READ)
+            assert selector.select(60), "the answer to the first call"
         os.kill(worker.pid, signal.SIGSTOP)
         hand_over(1, "b")
     os.kill(worker.pid, signal.SIGCONT)
