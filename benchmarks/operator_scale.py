@@ -15,7 +15,8 @@ of each other one, each with an address of its own. The phases, one after anothe
 6. big: a taint on a node of the big JobSet, taken back, and again after one replica was killed.
 
 With ``--floods``, which takes root, attackers with half a core and without a token flood each port of both replicas
-from 5 on, and the metrics are scraped every 15 s; see ``operator_floods``. All goals stay the same.
+from 5 on, and the metrics are scraped every 15 s; see ``operator_floods``. They stand for other machines, so they get
+what all others leave of the processors. The goals stay the same, but for those of ``Measured.flooded``.
 
 From 5 on, pods are evicted: the webhook is asked as the API server asks it. All times are of the one clock of this
 machine. The CPU seconds of the operator stand beside the times, since API server, etcd and clients use the same
@@ -99,7 +100,7 @@ class _Run:
         self._stack = stack
         self._folder = folder
         self._gangs = gangs(size)
-        self._measured = Measured(size)
+        self._measured = Measured(size, flooded=floods)
         began_s = time.monotonic()
         self._server = stack.enter_context(filled_api_server(folder, size))
         _say(f"the API server runs, after {time.monotonic() - began_s:.0f} s")
@@ -160,7 +161,7 @@ class _Run:
                 self._measured.scrape_s.append(time.monotonic() - began_s)
 
         with contextlib.ExitStack() as stack:
-            share = stack.enter_context(limits.processor_group(_ATTACKERS_SHARE))
+            share = stack.enter_context(limits.processor_group(_ATTACKERS_SHARE, lowest=True))
             for replica in replicas:
                 for port, kind in _FLOODS.items():
                     attacker(stack, share, replica, kind, port, _FLOOD // len(replicas), _ATTACKERS)

@@ -103,10 +103,11 @@ def memory_group(limit_bytes: int) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def processor_group(share: float) -> Iterator[Path]:
+def processor_group(share: float, *, lowest: bool = False) -> Iterator[Path]:
     """Yields a file that processes write their ids into, to have so much of a core together.
 
-    The processes must have ended before this does.
+    The processes must have ended before this does. ``lowest``: they get what the processes outside leave, as if they
+    ran on another machine.
     """
     name = f"gracepoint-share-{secrets.token_hex(4)}"
     cgroups.create(name)
@@ -114,6 +115,9 @@ def processor_group(share: float) -> Iterator[Path]:
         quotas = [root / name / file for root in cgroup_roots() for file in ("cpu.cfs_quota_us", "cpu.max")]
         (quota,) = [file for file in quotas if file.exists()]
         quota.write_text(str(round(share * _PERIOD_US)))
+        if lowest:
+            (weight,) = [file for file in map(quota.with_name, ("cpu.shares", "cpu.weight")) if file.exists()]
+            weight.write_text("2" if weight.name == "cpu.shares" else "1")
         yield quota.with_name("cgroup.procs")
     finally:
         cgroups.remove(name)
