@@ -13,6 +13,7 @@ import logging
 import math
 import statistics
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ from gracepoint.wire.messages import (
     Report,
     Resumption,
     SavedFor,
+    SnapshotReport,
     StageTiming,
     Stall,
     Trouble,
@@ -46,6 +48,8 @@ _UNHURRIED_S = 60.0
 _AFTER_DEADLINE_S = 5.0
 #: How long ``flush`` waits in a process that has sent no report: its acknowledgement may still be held back.
 _RECEIPT_S = 1.0
+#: Seconds between two reports on snapshots at least.
+_BETWEEN_SNAPSHOTS_S = 10.0
 #: A stall names this many processes, and this much of a stack.
 _SUSPECTS = 100
 _STACK_CHARACTERS = 3000
@@ -101,6 +105,7 @@ class Reporter:
         self._mailbox = mailbox
         self.time_spent = time_spent
         self._saved_for: SavedFor | None = None  # for which preemption the restored step was saved
+        self._snapshots_at_s = -math.inf  # when the last report on snapshots was sent, or is going to be
 
     def report(self, phase: Phase, progress: Progress, about: Disruption | None, *, alone: bool = False) -> None:
         """Reports that the preemption has reached a phase.
@@ -324,6 +329,44 @@ class Reporter:
                 message=message[:_MESSAGE_CHARACTERS],
             )
             self._sender.send(trouble, within_s=_UNHURRIED_S)
+
+    def snapshots(
+        self,
+        *,
+        safe_step: int | None,
+        copies: int,
+        age_s: float | None,
+        interval_s: float | None,
+        skipped: int,
+        skipped_reason: str,
+        size_bytes: int,
+        servers: Sequence[str],
+    ) -> None:
+        """Reports what snapshots there are of this process; see ``wire.messages.SnapshotReport``.
+
+        To be called at every change, by one thread at a time. What comes soon after a report takes the place of what
+        waits, and is sent together.
+        """
+        if self._sender is None:
+            return
+        report = SnapshotReport(
+            pod_uid=self._settings.pod_uid or "",
+            session=self.session,
+            workload_uid=self._settings.jobset_uid or "",
+            process_index=self._gang.process_index,
+            safe_step=safe_step,
+            copies=copies,
+            age_s=age_s,
+            interval_s=interval_s,
+            skipped=skipped,
+            skipped_reason=skipped_reason[:_MESSAGE_CHARACTERS],
+            bytes=size_bytes,
+            servers=list(servers),
+        )
+        now_s = time.monotonic()
+        if now_s > self._snapshots_at_s:  # none waits
+            self._snapshots_at_s = max(now_s, self._snapshots_at_s + _BETWEEN_SNAPSHOTS_S)
+        self._sender.send(report, within_s=_UNHURRIED_S, after_s=max(0.0, self._snapshots_at_s - now_s))
 
     def flush(self, timeout_s: float) -> None:
         """Waits until the operator has all messages, for ``timeout_s`` at most."""

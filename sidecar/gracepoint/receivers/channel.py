@@ -35,7 +35,7 @@ from gracepoint.deadline import Backoff
 from gracepoint.errors import GracepointError, WireError
 from gracepoint.receivers.mailbox import Disruption, Hints, Mailbox
 from gracepoint.threads import forget_in_child
-from gracepoint.wire.frames import Frame, Hello, Hint, Notice, Retraction, Trust, trust_digest
+from gracepoint.wire.frames import Frame, Hello, Hint, Notice, Retraction, SnapshotPlacement, Trust, trust_digest
 from gracepoint.wire.messages import Acknowledgement, Message, Mode, Subscription
 from gracepoint.wire.names import PATH_SUBSCRIBE
 
@@ -205,6 +205,7 @@ class OperatorSubscriber:
         trust: Called with the PEM certificates that the operator says are to be trusted. None if ``subscription`` has
             no ``trust``. Raises ``ssl.SSLError`` if they cannot be read.
         as_of_now: Returns the first message of a new stream, with what it says of this moment.
+        place: Called with each placement of snapshots. Must not block. None if ``subscription`` does not take them.
     """
 
     def __init__(
@@ -216,6 +217,7 @@ class OperatorSubscriber:
         hints: Hints | None = None,
         trust: Callable[[str], None] | None = None,
         as_of_now: Callable[[Subscription], Subscription] = lambda subscription: subscription,
+        place: Callable[[SnapshotPlacement], None] | None = None,
     ) -> None:
         self._channel = channel
         self._subscription = subscription
@@ -223,6 +225,7 @@ class OperatorSubscriber:
         self._hints = hints
         self._trust = trust
         self._as_of_now = as_of_now
+        self._place = place
         self._acknowledge = acknowledge
         self._closed = threading.Event()
         self._connected = threading.Event()
@@ -281,7 +284,7 @@ class OperatorSubscriber:
                 continue
             backoff.reset()
             self._said.clear()
-            if isinstance(frame, Notice | Retraction | Hint):
+            if isinstance(frame, Notice | Retraction | Hint | SnapshotPlacement):
                 self._take(frame)
             elif isinstance(frame, Trust):
                 self._take_trust(frame)
@@ -312,7 +315,7 @@ class OperatorSubscriber:
         self._subscription = dataclasses.replace(self._subscription, trust=trust_digest(frame.authorities))
         logger.info("trusting the operator's new certificate authorities digest=%s", self._subscription.trust)
 
-    def _take(self, frame: Notice | Retraction | Hint) -> None:
+    def _take(self, frame: Notice | Retraction | Hint | SnapshotPlacement) -> None:
         if (frame.pod_uid, frame.session) != (self._subscription.pod_uid, self._subscription.session):
             logger.warning(
                 "ignored a message for another session type=%s pod_uid=%s session=%s own_pod_uid=%s own_session=%s",
@@ -325,6 +328,9 @@ class OperatorSubscriber:
         elif isinstance(frame, Hint):
             if self._hints is not None:
                 self._hints.take(frame)
+        elif isinstance(frame, SnapshotPlacement):
+            if self._place is not None:
+                self._place(frame)
         elif isinstance(frame, Retraction):
             logger.warning("received a retraction preemption=%s reason=%s", frame.preemption, frame.reason)
             self._mailbox.retract(frame.preemption, frame.reason)

@@ -18,7 +18,7 @@ from gracepoint.receivers.sender import Sender
 from gracepoint.receivers.sigterm import SigtermReceiver
 from gracepoint.settings import Settings
 from gracepoint.version import __version__
-from gracepoint.wire.frames import trust_digest
+from gracepoint.wire.frames import SnapshotPlacement, trust_digest
 from gracepoint.wire.messages import Spent, Subscription
 from gracepoint.wire.names import Env
 
@@ -66,6 +66,7 @@ class Operator:
         hints: Hints | None = None,
         spent: Callable[[], Spent] | None = None,
         stalled_s: Callable[[], float | None] = lambda: None,
+        place: Callable[[SnapshotPlacement], None] | None = None,
     ) -> None:
         """Starts to listen.
 
@@ -77,6 +78,7 @@ class Operator:
             hints: Where hints go. None: none are wanted.
             spent: Returns what the time went into so far. None: it is not reported.
             stalled_s: Returns for how many seconds training has stalled. None if it has not.
+            place: As of ``OperatorSubscriber``.
         """
         settings = self._settings
         subscription = Subscription(
@@ -90,6 +92,7 @@ class Operator:
             process_count=gang.process_count,
             library_version=library_version,
             takes_hints=hints is not None,
+            takes_snapshots=place is not None,
             trust=None if settings.ca_certificate is None else trust_digest(settings.ca_certificate),
         )
 
@@ -109,6 +112,7 @@ class Operator:
             hints,
             None if settings.ca_certificate is None else self._trust,
             as_of_now,
+            place,
         )
 
     def wait_until_connected(self, timeout_s: float) -> bool:
@@ -187,6 +191,7 @@ class ReceiverSet:
         on_caught: Callable[[], None],
         spent: Callable[[], Spent],
         stalled_s: Callable[[], float | None],
+        place: Callable[[SnapshotPlacement], None] | None = None,
     ) -> None:
         """Starts to listen.
 
@@ -197,6 +202,7 @@ class ReceiverSet:
             on_caught: Called in the main thread between two bytecodes, when there was a SIGTERM.
             spent: Returns what the time went into so far.
             stalled_s: Returns for how many seconds training has stalled. None if it has not.
+            place: Called with each placement of snapshots, in the thread that reads notices. None: none are wanted.
         """
         self._sigterm = SigtermReceiver(
             self._mailbox, self._settings.grace_period_s, on_signal=on_sigterm, on_caught=on_caught
@@ -204,7 +210,7 @@ class ReceiverSet:
         self._sigterm.install()
         self._metadata = MetadataWatchers.known_to(self._settings, self._mailbox)
         if self._operator is not None:
-            self._operator.subscribe(session, gang, self._mailbox, __version__, self._hints, spent, stalled_s)
+            self._operator.subscribe(session, gang, self._mailbox, __version__, self._hints, spent, stalled_s, place)
         if self._receiver is not None:
             self._receiver.start(self._mailbox)
 

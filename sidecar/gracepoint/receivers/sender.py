@@ -19,12 +19,23 @@ from collections.abc import Callable
 from gracepoint.deadline import Backoff
 from gracepoint.errors import WireError
 from gracepoint.receivers.channel import ChannelError, OperatorConnection
-from gracepoint.wire.messages import Acknowledgement, Forecast, Message, Report, Resumption, SaveEvery, Stall, Trouble
+from gracepoint.wire.messages import (
+    Acknowledgement,
+    Forecast,
+    Message,
+    Report,
+    Resumption,
+    SaveEvery,
+    SnapshotReport,
+    Stall,
+    Trouble,
+)
 from gracepoint.wire.names import (
     PATH_ACKNOWLEDGE,
     PATH_FORECAST,
     PATH_REPORT,
     PATH_RESUMPTION,
+    PATH_SNAPSHOT,
     PATH_STALL,
     PATH_TROUBLE,
 )
@@ -36,6 +47,7 @@ _PATHS: dict[type[Message], str] = {
     Forecast: PATH_FORECAST,
     Report: PATH_REPORT,
     Resumption: PATH_RESUMPTION,
+    SnapshotReport: PATH_SNAPSHOT,
     Stall: PATH_STALL,
     Trouble: PATH_TROUBLE,
 }
@@ -68,13 +80,13 @@ class _Item:
         message, waited_s = self.message, now_s - self.queued_at_s
         if isinstance(message, Forecast | Report | Resumption) and (spent := message.spent) is not None:
             message = dataclasses.replace(message, spent=dataclasses.replace(spent, now_s=spent.now_s + waited_s))
-        if isinstance(message, Resumption):
+        if isinstance(message, Resumption | SnapshotReport) and message.age_s is not None:
             message = dataclasses.replace(message, age_s=message.age_s + waited_s)
         return message
 
 
 class Sender:
-    """Sends acknowledgements, reports, forecasts, resumptions and stalls.
+    """Sends acknowledgements, reports of all kinds, forecasts, resumptions and stalls.
 
     Args:
         channel: The connection, used by the sender's thread alone.
@@ -99,7 +111,7 @@ class Sender:
         self._thread.start()
 
     def send(self, message: Message, *, within_s: float, after_s: float = 0.0) -> None:
-        """Queues a message. A ``Trouble`` takes the place of one of its kind that waits.
+        """Queues a message. A ``Trouble`` or ``SnapshotReport`` takes the place of one of its kind that waits.
 
         Args:
             message: What is sent.
@@ -107,10 +119,8 @@ class Sender:
             after_s: Seconds for which the message is held back, unless ``flush`` is called.
         """
         with self._lock:
-            if isinstance(message, Trouble):  # each says all that is known; hundreds may come at once
-                for item in list(self._waiting):
-                    if isinstance(item.message, Trouble) and item.message.kind == message.kind:
-                        self._waiting.remove(item)
+            for item in [item for item in self._waiting if _says_all_of(message, item.message)]:
+                self._waiting.remove(item)
             if len(self._waiting) >= _MOST_WAITING:
                 logger.error(
                     "dropped a message, as too many wait message=%s waiting=%d", _named(message), _MOST_WAITING
@@ -186,6 +196,13 @@ class Sender:
             return
         logger.info("the operator suggests an interval between saves seconds=%.1f", every_s)
         self.on_interval(every_s)
+
+
+def _says_all_of(message: Message, earlier: Message) -> bool:
+    """True if a message says all that an earlier one does. Hundreds of such may come at once."""
+    if isinstance(message, Trouble):
+        return isinstance(earlier, Trouble) and earlier.kind == message.kind
+    return isinstance(message, SnapshotReport) and isinstance(earlier, SnapshotReport)
 
 
 def _named(message: Message) -> str:

@@ -157,7 +157,39 @@ class Trust(Frame):
     authorities: str
 
 
-_FRAMES: dict[str, type[Frame]] = {frame.type: frame for frame in (Hello, Ping, Notice, Retraction, Hint, Trust)}
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SnapshotPlacement(Frame):
+    """Which snapshot servers hold what, from now on, in place of the placement before. Sent only if the subscription
+    has ``takes_snapshots``: at once, and again at every change.
+
+    A server is named by its node, and has an address ``IP:PORT`` or ``[IP]:PORT``. The nearest one comes first.
+
+    Attributes:
+        pod_uid: UID of the pod that is meant.
+        session: Session that is meant.
+        capability: What the process shows to the servers (``wire.capability``). It may write values of the pod's
+            attempt, and read and drop these and earlier ones. A new one comes hours before it ends. Empty if ``write``
+            and ``read`` are.
+        server_name: The name in the certificates of all servers. The authorities are those of the channel.
+        write: Where this process's part goes: node and address of each server. Fewer than the policy has copies: no
+            more can be had. Empty: snapshots pause.
+        read: The servers that may have values of the workload, also of earlier attempts.
+        reason: Why ``write`` has fewer servers than the policy has copies, as text. Empty if it has not.
+    """
+
+    type: ClassVar[str] = "snapshots"
+    pod_uid: str
+    session: str
+    capability: str
+    server_name: str
+    write: dict[str, str]
+    read: dict[str, str]
+    reason: str = ""
+
+
+_FRAMES: dict[str, type[Frame]] = {
+    frame.type: frame for frame in (Hello, Ping, Notice, Retraction, Hint, Trust, SnapshotPlacement)
+}
 
 
 def trust_digest(authorities: str) -> str:

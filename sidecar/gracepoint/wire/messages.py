@@ -306,6 +306,8 @@ class Subscription(Message):
         spent: What the time went into so far. Absent: an older library, or not the primary process.
         stalled_s: How long ago the newest step was passed, if that is far longer than steps take. Absent: an older
             library, or training continues, or has not begun.
+        takes_snapshots: True if the process sends snapshots to servers, so that it is sent a ``SnapshotPlacement``.
+            Absent: an older library, or its policy asks for none.
     """
 
     namespace: str
@@ -321,6 +323,7 @@ class Subscription(Message):
     trust: str | None = None
     spent: Spent | None = None
     stalled_s: float | None = None
+    takes_snapshots: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -540,3 +543,37 @@ class Trouble(Message):
     times: int
     left_s: float | None
     message: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SnapshotReport(Message):
+    """Written by every process that takes a ``SnapshotPlacement``, when something of it has changed and else seldom;
+    read by the operator.
+
+    Attributes:
+        pod_uid: UID of the pod that writes.
+        session: Session that writes.
+        workload_uid: UID of the JobSet, or of the Job by itself.
+        process_index: ``jax.process_index()``. What process 0 says is shown to people.
+        safe_step: The newest step of which all parts are in servers. None: none is, or the writer does not know.
+        copies: In how many servers each part of it is. 0 if there is none.
+        age_s: Seconds since the training had passed that step. None if there is none.
+        interval_s: Seconds between two snapshots, as the policy has it or as they came last. None: not known.
+        skipped: How many snapshots were due and not begun, since ``attach``.
+        skipped_reason: Why the newest of them was not begun, as a sentence. Empty if there is none.
+        bytes: Bytes of this process's part of its newest snapshot. 0 if there is none.
+        servers: Nodes of the servers that have this process's part of the newest snapshot.
+    """
+
+    pod_uid: str
+    session: str
+    workload_uid: str
+    process_index: int
+    safe_step: int | None
+    copies: int
+    age_s: float | None
+    interval_s: float | None
+    skipped: int
+    skipped_reason: str
+    bytes: int
+    servers: list[str]

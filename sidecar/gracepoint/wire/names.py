@@ -76,6 +76,7 @@ PATH_FORECAST = "/v1/forecasts"  # Forecast in; 204 out, or a SaveEvery if it ta
 PATH_RESUMPTION = "/v1/resumptions"  # Resumption in; 204 out
 PATH_STALL = "/v1/stalls"  # Stall in; 204 out
 PATH_TROUBLE = "/v1/troubles"  # Trouble in; 204 out
+PATH_SNAPSHOT = "/v1/snapshots"  # SnapshotReport in; 204 out
 
 #: JobSet's own labels on pods (jobset.sigs.k8s.io, api/jobset/v1alpha2).
 JOBSET_LABEL_NAME = "jobset.sigs.k8s.io/jobset-name"

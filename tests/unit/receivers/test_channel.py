@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import queue
 import socket
 import stat
 import threading
@@ -21,13 +23,14 @@ from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.receivers import ChannelError, Disruption, Mailbox, OperatorConnection, OperatorSubscriber, Sender
 from gracepoint.receivers.operator import receipt_after_s
 from gracepoint.settings import Settings
-from gracepoint.wire.frames import Ping, Retraction
+from gracepoint.wire.frames import Ping, Retraction, SnapshotPlacement
 from gracepoint.wire.messages import (
     Acknowledgement,
     Forecast,
     Mode,
     Resumption,
     SaveEvery,
+    SnapshotReport,
     Spent,
     Subscription,
     Trouble,
@@ -421,6 +424,98 @@ def test_delayed_message_is_overtaken_and_sent_when_due(
         assert server.wait_for(Acknowledgement) == [RECEIPT]
     finally:
         sender.close()
+
+
+def placement(session: str, address: str) -> SnapshotPlacement:
+    return SnapshotPlacement(
+        pod_uid="pod-uid-0",
+        session=session,
+        capability="v1.k1.e30.AA",
+        server_name="gracepoint-snapshots.gracepoint.svc",
+        write={"node-0": address},
+        read={"node-0": address, "node-1": "10.0.0.2:9470"},
+    )
+
+
+def test_a_placement_of_snapshots_goes_to_who_asked_for_it_if_it_is_for_this_session(
+    server: OperatorServer, channel: Callable[[], OperatorConnection]
+) -> None:
+    taken: queue.Queue[SnapshotPlacement] = queue.Queue()
+    who = dataclasses.replace(WHO, takes_snapshots=True)
+    subscriber = OperatorSubscriber(channel(), who, Heard(), lambda receipt: None, place=taken.put)
+    try:
+        stream = server.wait_for_stream()
+        assert stream.who.takes_snapshots
+        for session, address in ((WHO.session, "10.0.0.1:9470"), ("another", "10.6.6.6:1"), (WHO.session, "[fd::1]:1")):
+            stream.send_frame(placement(session, address))
+        assert [taken.get(timeout=30).write["node-0"] for _ in range(2)] == ["10.0.0.1:9470", "[fd::1]:1"]
+        assert taken.empty()
+    finally:
+        subscriber.close()
+
+
+def test_placement_that_nobody_asked_for_is_ignored(listener: Listener, server: OperatorServer) -> None:
+    stream = server.wait_for_stream()
+    assert not stream.who.takes_snapshots
+    stream.send_frame(placement(WHO.session, "10.0.0.1:9470"))
+    stream.send_frame(notice(stream, remaining_s=12.5))
+    assert len(listener.heard.wait_for_posts()) == 1  # the stream goes on
+
+
+def snapshot_report(step: int) -> SnapshotReport:
+    return SnapshotReport(
+        pod_uid="pod-uid-0",
+        session="session-0",
+        workload_uid="jobset-uid",
+        process_index=0,
+        safe_step=step,
+        copies=2,
+        age_s=1.0,
+        interval_s=5.0,
+        skipped=0,
+        skipped_reason="",
+        bytes=1 << 30,
+        servers=["node-0", "node-1"],
+    )
+
+
+def test_of_the_reports_on_snapshots_that_wait_the_newest_is_sent_with_its_age(
+    server: OperatorServer, channel: Callable[[], OperatorConnection]
+) -> None:
+    now_s = [0.0]
+    sender = Sender(channel(), lambda: now_s[0])
+    try:
+        for step in (100, 200, 300):
+            sender.send(snapshot_report(step), within_s=60, after_s=10 - now_s[0])
+            now_s[0] += 1.0
+        now_s[0] = 12.0
+        sender.send(resumption(), within_s=60)  # which wakes the sender: its clock is the test's
+        (report,) = server.wait_for(SnapshotReport)
+        assert (report.safe_step, report.age_s) == (300, 11.0)  # 1 s old at 2 s
+    finally:
+        sender.close()
+
+
+def test_reporter_sends_the_first_report_on_snapshots_at_once_and_keeps_what_follows_for_a_while(
+    server: OperatorServer, sender: Sender
+) -> None:
+    gang = StoreProcessGroup(InMemoryStore(), 1, 2)  # each process reports its own part
+    reporter = Reporter(sender, Settings(), "session-0", gang, Mailbox(time.monotonic), TimeSpent(time.monotonic))
+    for step in (1, 2, 3):
+        reporter.snapshots(
+            safe_step=step,
+            copies=1,
+            age_s=0.0,
+            interval_s=None,
+            skipped=0,
+            skipped_reason="",
+            size_bytes=5,
+            servers=["node-0"],
+        )
+        server.wait_for(SnapshotReport)
+    assert sender.flush(10)
+    assert [report.safe_step for report in server.messages(SnapshotReport)] == [1, 3]
+    assert server.messages(SnapshotReport)[0].process_index == 1
 
 
 def test_receipts_come_after_the_whole_gang_was_notified_and_one_after_another() -> None:

@@ -27,6 +27,7 @@ from gracepoint.wire.messages import (
     Mode,
     Report,
     Resumption,
+    SnapshotReport,
     Stall,
     Subscription,
     Trouble,
@@ -36,6 +37,7 @@ from gracepoint.wire.names import (
     PATH_FORECAST,
     PATH_REPORT,
     PATH_RESUMPTION,
+    PATH_SNAPSHOT,
     PATH_STALL,
     PATH_SUBSCRIBE,
     PATH_TROUBLE,
@@ -48,6 +50,7 @@ _TYPES: dict[str, type[Message]] = {
     PATH_REPORT: Report,
     PATH_FORECAST: Forecast,
     PATH_RESUMPTION: Resumption,
+    PATH_SNAPSHOT: SnapshotReport,
     PATH_STALL: Stall,
     PATH_TROUBLE: Trouble,
 }
