@@ -34,13 +34,13 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
-from gracepoint.errors import GracepointError, WireError
+from gracepoint.errors import GracepointError
+from gracepoint.wire.snapshot_frames import LONGEST_HEADER_BYTES as LONGEST_HEADER_BYTES  # imported from here
+from gracepoint.wire.snapshot_frames import MAGIC as MAGIC
+from gracepoint.wire.snapshot_frames import PREFIX
+from gracepoint.wire.snapshot_frames import frame as frame
 
-MAGIC = b"GPS1"
-_PREFIX = struct.Struct(">4sI")
 CHECKSUM = struct.Struct(">I")
-#: The longest header, in bytes. A hello with the longest capability fits.
-LONGEST_HEADER_BYTES = 8192
 #: The longest key, in characters.
 LONGEST_KEY_CHARACTERS = 512
 #: Bytes that are moved before the clock is looked at, and whose checksum is computed while they are in a cache.
@@ -214,14 +214,6 @@ def text(header: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def frame(**header: Any) -> bytes:
-    """Returns a frame with this header."""
-    data = json.dumps(header, separators=(",", ":")).encode()
-    if len(data) > LONGEST_HEADER_BYTES:
-        raise WireError(f"expected a header of up to {LONGEST_HEADER_BYTES} bytes, found {len(data)}")
-    return _PREFIX.pack(MAGIC, len(data)) + data
-
-
 def read_frame(
     connection: ssl.SSLSocket, stall_s: float, go_on: Callable[[], None] | None = None, first: bytes = b""
 ) -> dict[str, Any]:
@@ -238,9 +230,9 @@ def read_frame(
         ConnectionEnded: The other side has ended the connection.
         TimeoutError: It took longer.
     """
-    prefix = bytearray(first.ljust(_PREFIX.size))
+    prefix = bytearray(first.ljust(PREFIX.size))
     receive(connection, memoryview(prefix)[len(first) :], stall_s, go_on)
-    magic, length = _PREFIX.unpack(prefix)
+    magic, length = PREFIX.unpack(prefix)
     if magic != MAGIC or length > LONGEST_HEADER_BYTES:
         raise Malformed(f"expected {MAGIC!r} and at most {LONGEST_HEADER_BYTES} bytes, found {bytes(prefix)!r}")
     data = bytearray(length)
