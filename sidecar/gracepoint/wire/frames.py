@@ -168,13 +168,13 @@ class SnapshotPlacement(Frame):
         pod_uid: UID of the pod that is meant.
         session: Session that is meant.
         capability: What the process shows to the servers (``wire.capability``). It may write values of the pod's
-            attempt, and read and drop these and earlier ones. A new one comes hours before it ends. Empty if ``write``
+            attempt, and read and drop these and earlier ones. A new one comes hours before it ends. Empty if ``write_to``
             and ``read`` are.
         server_name: The name in the certificates of all servers. The authorities are those of the channel.
-        write: Where this process's part goes: node and address of each server. Fewer than the policy has copies: no
+        write_to: Where this process's part goes: node and address of each server. Fewer than the policy has copies: no
             more can be had. Empty: snapshots pause.
-        read: The servers that may have values of the workload, also of earlier attempts.
-        reason: Why ``write`` has fewer servers than the policy has copies, as text. Empty if it has not.
+        read_from: The servers that may have values of the workload, also of earlier attempts.
+        reason: Why ``write_to`` has fewer servers than the policy has copies, as text. Empty if it has not.
     """
 
     type: ClassVar[str] = "snapshots"
@@ -182,8 +182,8 @@ class SnapshotPlacement(Frame):
     session: str
     capability: str
     server_name: str
-    write: dict[str, str]
-    read: dict[str, str]
+    write_to: dict[str, str]
+    read_from: dict[str, str]
     reason: str = ""
 
 

@@ -432,8 +432,8 @@ def placement(session: str, address: str) -> SnapshotPlacement:
         session=session,
         capability="v1.k1.e30.AA",
         server_name="gracepoint-snapshots.gracepoint.svc",
-        write={"node-0": address},
-        read={"node-0": address, "node-1": "10.0.0.2:9470"},
+        write_to={"node-0": address},
+        read_from={"node-0": address, "node-1": "10.0.0.2:9470"},
     )
 
 
@@ -448,7 +448,7 @@ def test_a_placement_of_snapshots_goes_to_who_asked_for_it_if_it_is_for_this_ses
         assert stream.who.takes_snapshots
         for session, address in ((WHO.session, "10.0.0.1:9470"), ("another", "10.6.6.6:1"), (WHO.session, "[fd::1]:1")):
             stream.send_frame(placement(session, address))
-        assert [taken.get(timeout=30).write["node-0"] for _ in range(2)] == ["10.0.0.1:9470", "[fd::1]:1"]
+        assert [taken.get(timeout=30).write_to["node-0"] for _ in range(2)] == ["10.0.0.1:9470", "[fd::1]:1"]
         assert taken.empty()
     finally:
         subscriber.close()
