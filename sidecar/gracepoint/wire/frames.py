@@ -162,17 +162,17 @@ class SnapshotPlacement(Frame):
     """Which snapshot servers hold what, from now on, in place of the placement before. Sent only if the subscription
     has ``takes_snapshots``: at once, and again at every change.
 
-    A server is named by its node, and has an address ``IP:PORT`` or ``[IP]:PORT``. The nearest one comes first.
+    A server is named by its node, and has an address ``IP:PORT`` or ``[IP]:PORT``.
 
     Attributes:
         pod_uid: UID of the pod that is meant.
         session: Session that is meant.
         capability: What the process shows to the servers (``wire.capability``). It may write values of the pod's
-            attempt, and read and drop these and earlier ones. A new one comes hours before it ends. Empty if ``write_to``
-            and ``read`` are.
+            attempt, and read and drop these and earlier ones. A new one comes hours before it ends. Empty if both
+            lists are.
         server_name: The name in the certificates of all servers. The authorities are those of the channel.
-        write_to: Where this process's part goes: node and address of each server. Fewer than the policy has copies: no
-            more can be had. Empty: snapshots pause.
+        write_to: Where this process's part goes: node and address of each server, the nearest first. Fewer than
+            the policy has copies: no more can be had. Empty: snapshots pause.
         read_from: The servers that may have values of the workload, also of earlier attempts.
         reason: Why ``write_to`` has fewer servers than the policy has copies, as text. Empty if it has not.
     """
