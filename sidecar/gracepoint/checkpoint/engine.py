@@ -2,8 +2,9 @@
 
 One thread, the training thread, owns a ``StepCheckpointer`` and makes all calls. All processes make the same calls in
 the same order. A checkpointer uses these threads: those of the writers, that of the background save
-(``saving.executor``), and in process 0 those that delete old steps (``steps.retention``), renew the lease
-(``steps.lease``) and write the speed of saves to a file (``saving.schedule.Throughput``). Every wait has a timeout.
+(``saving.executor``), that of a snapshot in the memory of nodes (``saving.memory_snapshots``), and in process 0 those
+that delete old steps (``steps.retention``), renew the lease (``steps.lease``) and write the speed of saves to a file
+(``saving.schedule.Throughput``). Every wait has a timeout.
 """
 
 from __future__ import annotations
@@ -22,14 +23,18 @@ from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOption
 from gracepoint.checkpoint.restoring import transforms
 from gracepoint.checkpoint.restoring.restore_step import (
     NO_ITEMS,
+    NONE_IN_MEMORY,
     ItemsRequest,
     Reshard,
     Restored,
+    list_memory,
     restore_base,
+    restore_from_memory,
     restore_newest,
 )
 from gracepoint.checkpoint.saving.executor import HostState, NotBegun, SaveExecutor
 from gracepoint.checkpoint.saving.extras import NO_EXTRAS, SaveExtras
+from gracepoint.checkpoint.saving.memory_snapshots import MemorySettings, MemorySnapshots
 from gracepoint.checkpoint.saving.operation import SaveOperation
 from gracepoint.checkpoint.saving.planner import DEFAULT_SETTINGS, SaveSettings
 from gracepoint.checkpoint.saving.schedule import (
@@ -54,6 +59,10 @@ logger = logging.getLogger(__name__)
 
 #: Seconds for a background save. Long, as no caller waits for it before the next save is due.
 BACKGROUND_TIMEOUT_S = 900.0
+# Seconds for a snapshot that is not needed any more to end.
+_SNAPSHOT_ENDS_S = 1.0
+# Seconds for storage that was away at the start to answer a save: training waits for it.
+_ANSWERS_S = 5.0
 # Seconds for ``hasten`` to warm the writer. Short, as training waits for it.
 _HASTEN_TIMEOUT_S = 3.0
 
@@ -65,6 +74,7 @@ class StepCheckpointer:
         access: Checks that all processes share the directory, and claims it for this job.
         due_saves: Decides for all processes whether a periodic save begins.
         executor: Runs the saves, and knows which one is in progress.
+        memory: Takes snapshots in the memory of nodes. None: there are none.
         save_interval: Says when a periodic save is due.
         throughput: How fast saves have been.
     """
@@ -78,6 +88,7 @@ class StepCheckpointer:
         schedule: SaveSchedule = ON_REQUEST,
         retention: Retention = DEFAULT_RETENTION,
         settings: SaveSettings = DEFAULT_SETTINGS,
+        memory: MemorySettings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Touches no file yet.
@@ -89,6 +100,7 @@ class StepCheckpointer:
             schedule: When periodic saves are due.
             retention: Which steps are kept.
             settings: What holds for all saves.
+            memory: Snapshots in the memory of nodes. None: there are none.
             clock: Returns monotonic seconds.
 
         Raises:
@@ -105,7 +117,20 @@ class StepCheckpointer:
         self._restores = 0
         self._committed = CommittedSteps(paths, gang, key=key, attempt=attempt, retention=retention)
         self.save_interval = SaveInterval(schedule, gang=gang, key=f"{key}/cadence", clock=clock)
-        self.executor = SaveExecutor(gang, attempt, settings, clock=clock)
+        if memory is not None:
+            settings = dataclasses.replace(settings, sends=True)
+        self.executor = executor = SaveExecutor(gang, attempt, settings, clock=clock)
+        self.memory: MemorySnapshots | None = None
+        if memory is not None:
+            self.memory = MemorySnapshots(
+                memory,
+                gang,
+                attempt=attempt,
+                planner=executor.planner,
+                options=settings.options,
+                clock=clock,
+                newest_save=lambda: executor.newest,
+            )
         self.access = DirectoryAccess(paths, gang, key=key, attempt=attempt, clock=clock)
         self.due_saves = DueSaves(gang, f"{key}/due", fail=self.refuse)
         self.throughput = Throughput(None, writes=gang.process_index == 0, process_count=gang.process_count)
@@ -142,7 +167,9 @@ class StepCheckpointer:
 
         Not collective. Process 0 decides when the save is due. It is due in all processes at the same step.
         """
-        if not self.executor.busy:  # otherwise the writer is warm, and the save's thread owns it
+        if (
+            not self.executor.busy and not self.access.is_put_off
+        ):  # otherwise the writer is warm, and the save's thread owns it
             try:
                 deadline = Deadline.after(_HASTEN_TIMEOUT_S, self._clock)
                 with ended_by(deadline.check):  # also the store's requests, which have a minute otherwise
@@ -178,11 +205,13 @@ class StepCheckpointer:
             OSError: The directory cannot be written to.
             BarrierError: Another process did not come in time, or has failed.
         """
-        self.throughput.read()
+        if not self.access.is_put_off:
+            self.throughput.read()
         total_bytes = self.executor.planner.prepare(
             state, in_background=in_background, save_args=save_args, host_state=host_state
         )
-        self.executor.warm(self._paths)
+        if not self.access.is_put_off:
+            self.executor.warm(self._paths)
         return total_bytes
 
     def save_in_background(
@@ -227,6 +256,7 @@ class StepCheckpointer:
                 raise
             if not anew and self._committed.has(step):
                 return
+            self.access.claim_later(answer_s=_ANSWERS_S)
             self.access.check_lease()
 
         # Not in ``then``: by then the next save may be due, and other processes may not have read that decision yet.
@@ -284,6 +314,7 @@ class StepCheckpointer:
                 for stage in ("written", "durable", "committed"):
                     on_stage(stage)
                 return Saved(step, self.executor.planner.plan(state)[1].plan.total_bytes)
+            self.access.claim_later(answer_s=min(_ANSWERS_S, deadline.remaining_s()))
         total_bytes = self.executor.now(save, state, host_state, deadline=deadline, on_stage=on_stage)
         self._committed.add(step)
         self._learn(Way.STREAMED)
@@ -367,33 +398,52 @@ class StepCheckpointer:
         self._restores += 1
         self.executor.wait(deadline.remaining_s())
         self._committed.settle(deadline.remaining_s())  # so that no step is renamed while it is read below
+        gang, key, restored = self._gang, f"{self._restore_key}/{self._restores}", None
+        how_to_read: dict[str, Any] = {
+            "restore_args": restore_args,
+            "options": options.with_handlers(self._handlers),
+            "reshard": reshard,
+            "required": required,
+            "same_devices": same_devices,
+        }
+        in_memory = NONE_IN_MEMORY
+        if self.memory is not None and step is None:
+            self.memory.settings.wait()
+            where = self.memory.settings.paths
+            in_memory = list_memory(where, gang=gang, key=f"{key}/memory", attempt=self._attempt, deadline=deadline)
         with transforms.noting_deletions(like):
-            restored = restore_newest(
-                self._paths,
-                like,
-                gang=self._gang,
-                key=f"{self._restore_key}/{self._restores}",
-                attempt=self._attempt,
-                deadline=deadline,
-                sleep=time.sleep,
-                holds_lease=self.access.holds_lease,
-                restore_args=restore_args,
-                options=options.with_handlers(self._handlers),
-                reshard=reshard,
-                required=required,
-                only=step,
-                items=items,
-                base=None if base is None else storage_path(base),
-                same_devices=same_devices,
-            )
-        self.save_interval.began_at(0 if restored is None else restored.step)
-        if restored is not None and not restored.by_orbax:
+            if self.access.is_put_off and (newest := in_memory.newer_than(None)) is not None:
+                restored = restore_from_memory(newest, like, gang=gang, key=key, deadline=deadline, **how_to_read)
+                in_memory = NONE_IN_MEMORY
+            if restored is None:
+                self.access.claim_later()
+                restored = restore_newest(
+                    self._paths,
+                    like,
+                    gang=gang,
+                    key=key,
+                    attempt=self._attempt,
+                    deadline=deadline,
+                    sleep=time.sleep,
+                    holds_lease=self.access.holds_lease,
+                    only=step,
+                    items=items,
+                    base=None if base is None else storage_path(base),
+                    in_memory=in_memory,
+                    **how_to_read,
+                )
+        began_at = 0 if restored is None else restored.step
+        self.save_interval.began_at(began_at)
+        if self.memory is not None:
+            self.memory.interval.began_at(began_at)
+        if restored is not None and not restored.by_orbax and not restored.from_memory:
             self._committed.newest = restored.step
         damaged: dict[int, DamagedStep] = {}
         if restored is not None:
             for passed_over, standing in restored.passed_over_standing.items():
                 damaged[passed_over] = DamagedStep(restored.passed_over[passed_over], standing)
-        self._committed.after_restore(damaged, self.executor.saves, tidies=tidy)
+        if not self.access.is_put_off:
+            self._committed.after_restore(damaged, self.executor.saves, tidies=tidy)
         return restored
 
     def restore_base(
@@ -441,6 +491,7 @@ class StepCheckpointer:
             self._committed.finish(deadline)
             self.throughput.finish(deadline.remaining_s())
         finally:
+            self._end_memory("training has finished")
             self.executor.close()
             self.access.release()
 
@@ -451,9 +502,14 @@ class StepCheckpointer:
         """
         if is_forked(self._pid):
             return
+        self._end_memory(reason)
         self.executor.abandon(reason, timeout_s=timeout_s)
         self.executor.close()
         self.access.release()
+
+    def _end_memory(self, reason: str) -> None:
+        if self.memory is not None:
+            self.memory.end(reason, _SNAPSHOT_ENDS_S)
 
     def _learn(self, way: Way) -> None:
         if (last_save := self.executor.last_save) is not None:

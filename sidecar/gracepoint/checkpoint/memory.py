@@ -79,6 +79,8 @@ def check_fits(
     gang: ProcessGroup,
     key: str,
     free_memory: Callable[[], Mapping[str, int]],
+    writes: bool = True,
+    sends: bool = False,
 ) -> None:
     """Checks that the snapshots of all processes fit into memory. The result is the same in all processes. Collective.
 
@@ -89,6 +91,8 @@ def check_fits(
         key: Prefix of the keys under which the processes exchange values.
         free_memory: Returns the available bytes of each memory pool, by a name that processes sharing the pool have in
             common. It is called after all processes have released the memory that they held.
+        writes: Whether a copy is needed for what saves write.
+        sends: Whether a copy is needed for what is sent to the memory of nodes.
 
     Raises:
         CheckpointError: The snapshots do not fit. The message says what to do.
@@ -101,9 +105,14 @@ def check_fits(
     if problems:
         process, size_bytes, problem = next((entry for entry in problems if entry[0] == here), problems[0])
         where = "this process" if process == here else f"process {process}"
+        needs, holds, what_to_do = "a save in the background needs", "a snapshot", _WHAT_TO_DO
+        if sends:
+            sent = "snapshots in the memory of nodes need"
+            needs, holds = (f"saves in the background and {sent}", "two copies") if writes else (sent, "a copy")
+            what_to_do += ", or leave these snapshots out"
         raise CheckpointError(
-            f"a save in the background needs {size_bytes} bytes of host memory in {where} for a snapshot of "
-            f"its part of the state, and {problem}: {_WHAT_TO_DO}"
+            f"{needs} {size_bytes} bytes of host memory in {where} for {holds} of its part of the state, and "
+            f"{problem}: {what_to_do}"
         )
 
 

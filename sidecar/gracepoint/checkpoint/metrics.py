@@ -19,6 +19,12 @@ _STORAGE = "other"  # Orbax's value for file systems
 READ_EVENT = "/gracepoint/checkpoint/read/bytes_per_s"
 REPLICA_READ_EVENT = "/gracepoint/checkpoint/read/primary_replica_s"
 BROADCAST_EVENT = "/gracepoint/checkpoint/read/broadcast_s"
+#: Of snapshots in the memory of nodes: seconds that the training waited for the copy; seconds from then until all parts
+#: were there; bytes of this process's part; a snapshot that was due and is not there.
+SNAPSHOT_BLOCKED_EVENT = "/gracepoint/checkpoint/snapshot/blocked_s"
+SNAPSHOT_SENT_EVENT = "/gracepoint/checkpoint/snapshot/sent_s"
+SNAPSHOT_BYTES_EVENT = "/gracepoint/checkpoint/snapshot/bytes"
+SNAPSHOT_SKIPPED_EVENT = "/gracepoint/checkpoint/snapshot/skipped"
 _GIB = 1 << 30
 
 
@@ -147,6 +153,22 @@ def tell_broadcast(duration_s: float) -> None:
     """Records how long it took to send the primary replica's values to the others."""
     for event in (BROADCAST_EVENT, "/jax/checkpoint/read/broadcast_duration_secs"):
         jax.monitoring.record_event_duration_secs(event, duration_s)
+
+
+def tell_snapshot_taken(blocked_s: float) -> None:
+    """Records how long the training waited for a snapshot."""
+    jax.monitoring.record_event_duration_secs(SNAPSHOT_BLOCKED_EVENT, blocked_s)
+
+
+def tell_snapshot_safe(sent_s: float, part_bytes: int) -> None:
+    """Records that all parts of a snapshot are there."""
+    jax.monitoring.record_event_duration_secs(SNAPSHOT_SENT_EVENT, sent_s)
+    jax.monitoring.record_scalar(SNAPSHOT_BYTES_EVENT, part_bytes)
+
+
+def tell_snapshot_skipped() -> None:
+    """Records that a snapshot was due and is not there."""
+    jax.monitoring.record_event(SNAPSHOT_SKIPPED_EVENT)
 
 
 def tell_restore_started() -> None:

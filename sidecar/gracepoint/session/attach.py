@@ -121,8 +121,6 @@ def _load(settings: Settings) -> None:
 #: Where a single process without any setting keeps its checkpoints, below the current folder.
 LOCAL_DIRECTORY = "gracepoint-checkpoints"
 _CHECK_TIMEOUT_S = 60.0
-#: Longer than a store's client tries to reach it, so that a process to which it does not answer can say so.
-_SHARED_TIMEOUT_S = 90.0
 
 
 def attach(
@@ -303,7 +301,7 @@ def _opened(
             )
         if_it_fails.callback(checkpointer.access.release)
         with watch.at("check of the directory"), _not_joined_if_away(settings):
-            checkpointer.access.check_shared(timeout_s=_SHARED_TIMEOUT_S)
+            checkpointer.access.check_shared()
         logger.info(
             "attached process=%d of=%d attempt=%s directory=%s",
             meeting.gang.process_index,

@@ -1,9 +1,12 @@
-"""Periodic saves, how long they may fail, and how many steps would be lost without another one.
+"""Periodic saves and snapshots, how long saves may fail, and how many steps would be lost without another one.
 
 A save that fails does not end training: storage that is away for some minutes comes back. A failure is logged and
 reported, and the save is tried again soon. If saves fail for longer than ``tolerate_s``, training ends, in all
 processes at the same step: at a save that is due, the first process that asks decides for all (``DueSaves``). A save
 fails in all processes or in none, so that all of them count alike.
+
+A snapshot in the memory of nodes that fails or is skipped ends nothing: the saves are there. It is said in the log and
+to the operator.
 
 All of this belongs to the training thread.
 """
@@ -26,6 +29,7 @@ from gracepoint.wire.names import DEFAULT_TOLERATE_FAILURES_S
 if TYPE_CHECKING:
     from gracepoint.checkpoint.engine import StepCheckpointer
     from gracepoint.checkpoint.metrics import SaveStats
+    from gracepoint.checkpoint.saving.memory_snapshots import MemorySnapshots
 
 logger = logging.getLogger(__name__)
 
@@ -266,7 +270,7 @@ class PeriodicSaves:
         return True
 
     def steps_at_risk(self) -> int | None:
-        """Returns the steps since the last committed one. None if no step is known to be committed."""
+        """Returns the steps since the newest that a restart finds, stored or safe in memory. None: none is known."""
         last_save = self._checkpointer.executor.last_save
         saved = (
             last_save.step
@@ -275,6 +279,9 @@ class PeriodicSaves:
             if self.own_step is not None
             else self.restored_step
         )
+        memory = self._checkpointer.memory
+        if memory is not None and memory.newest is not None:
+            saved = max(saved or 0, memory.newest.step)
         return None if saved is None else self._coordinator.step - saved
 
     def saved_by_the_loop(self, step: int, took_s: float, figures: Figures | None) -> None:
@@ -289,3 +296,35 @@ class PeriodicSaves:
         self._coordinator.reporter.time_spent.passed(step, ago_s=took_s)
         if figures is not None:
             self._coordinator.report_forecast(figures, step)
+
+
+class PeriodicSnapshots:
+    """Takes snapshots in the memory of nodes when they are due.
+
+    Args:
+        memory: The engine's part of it.
+        coordinator: Says whether a preemption is in progress.
+    """
+
+    def __init__(self, memory: MemorySnapshots, coordinator: Coordinator) -> None:
+        self._memory = memory
+        self._coordinator = coordinator
+
+    def pass_step(self, step: int, state: Any, host_state: Callable[[], Mapping[str, Any]]) -> None:
+        """To be called at each step, after its periodic save, whose copy from the devices it shares.
+
+        Raises:
+            AgreementError: A snapshot is due, and another process is at another step. The message names both.
+            BarrierError: The other processes cannot be reached.
+        """
+        memory, coordinator = self._memory, self._coordinator
+        if not memory.interval.is_due(step):
+            return
+        coordinator.reporter.time_spent.stops(None)
+        try:
+            not_now = "a preemption is about to save" if coordinator.in_epoch else ""
+            if memory.begins(step, sync_point=coordinator.sync_point, not_now=not_now):
+                with coordinator.activities.at("snapshot"):
+                    memory.begin(step, state, host_state)
+        finally:
+            coordinator.reporter.time_spent.goes_on()

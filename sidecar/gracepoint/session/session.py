@@ -30,7 +30,7 @@ from gracepoint.preemption.coordinator import ActiveNotice, Coordinator
 from gracepoint.preemption.time_spent import ProcessStart, TimeSpent
 from gracepoint.receivers import Receiver
 from gracepoint.session.compilation import Compilations, CompiledFunction, ProgramWatch
-from gracepoint.session.periodic_saves import PeriodicSaves
+from gracepoint.session.periodic_saves import PeriodicSaves, PeriodicSnapshots
 from gracepoint.session.starting_point import RESTORE_TIMEOUT_S, DataIterator, HostStates, RestoredFrom, start_from
 from gracepoint.session.sync_points import LastState, RunAhead, SyncPoints
 from gracepoint.settings import Settings
@@ -138,6 +138,8 @@ class Session:
         self._saves = PeriodicSaves(
             checkpointer, self._coordinator, tolerate_s=settings.tolerate_failures_s, clock=clock
         )
+        memory = checkpointer.memory
+        self._snapshots = None if memory is None else PeriodicSnapshots(memory, self._coordinator)
         self._points = SyncPoints(self._coordinator, self._saves.steps_at_risk, self.own_save_took, clock)
         undeleted.listen(self._tell_undeleted)
         atexit.register(self._at_exit)
@@ -334,6 +336,8 @@ class Session:
             self._checkpointer.hasten()
         if self._saves.begins(number):
             self._saves.save(number, state, self._values.get)
+        if self._snapshots is not None:
+            self._snapshots.pass_step(number, state, self._values.get)
         if (figures := self._forecaster.news(last_save := self._checkpointer.executor.last_save)) is not None:
             self._coordinator.report_forecast(figures, None if last_save is None else last_save.step)
 

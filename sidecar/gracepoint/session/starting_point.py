@@ -267,12 +267,14 @@ class RestoredFrom:
         own: True if this job saved it. False if it came from ``from_``.
         changed: What is different from the run that saved it, as text: number of processes, devices, mesh, batch.
             Empty if nothing is.
+        from_memory: True if it came from the memory of nodes (snapshots), not from the directory.
     """
 
     directory: str
     step: int
     own: bool
     changed: tuple[str, ...] = ()
+    from_memory: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,11 +318,13 @@ def start_from(
     with request.noting_deletions():
         if restored is not None:
             values.set(restored.host_state, restored.step)
-            logger.info("restored step=%d", restored.step)
+            logger.info("restored step=%d from_memory=%s", restored.step, restored.from_memory)
             changed = (*restored.changed, *values.changed)
             if changed and checkpointer.is_primary:
                 logger.warning("the job continues in another form step=%d %s", restored.step, ", ".join(changed))
-            origin = RestoredFrom(checkpointer.directory, restored.step, own=True, changed=changed)
+            origin = RestoredFrom(
+                checkpointer.directory, restored.step, own=True, changed=changed, from_memory=restored.from_memory
+            )
             return Start(restored.state, restored.step, origin, restored.note)
         if base is not None:
             base_state = checkpointer.restore_base(

@@ -13,13 +13,16 @@ from typing import Any, cast
 import pytest
 
 from gracepoint.checkpoint import WriteOptions
+from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving import executor
-from gracepoint.checkpoint.saving.schedule import DueSave
+from gracepoint.checkpoint.saving.memory_snapshots import MemorySettings, Skips
+from gracepoint.checkpoint.saving.schedule import DueSave, SaveSchedule
+from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.checkpoint.storage.posix import PosixPath
 from gracepoint.errors import AgreementError, CheckpointError, SaveFailed
 from gracepoint.preemption.coordinator import Coordinator
 from gracepoint.process_group import ProcessGroup, SingleProcess
-from gracepoint.session.periodic_saves import PeriodicSaves
+from gracepoint.session.periodic_saves import PeriodicSaves, PeriodicSnapshots
 from tests.unit.checkpoint.fakes.engine import (
     assert_same,
     engine,
@@ -32,6 +35,7 @@ from tests.unit.checkpoint.fakes.engine import (
 from tests.unit.checkpoint.fakes.thread_limit import refuse_threads
 from tests.unit.checkpoint.fakes.transfer_recorder import AtWrites
 from tests.unit.preemption.fakes.reporters import without_operator
+from tests.waiting import until
 
 
 class Preempted:
@@ -105,6 +109,7 @@ class AtSyncPoint:
     """A coordinator without a preemption."""
 
     noticed = in_epoch = False
+    step = 0
 
     def __init__(self, sync_point: int) -> None:
         self.sync_point = sync_point
@@ -385,3 +390,59 @@ def test_each_failure_is_logged_with_since_when_and_how_long_it_may_last(
         training.step(step, host_state=raising(OSError("the mount is gone")), takes_s=30.0)
     assert "2 periodic saves in a row failed; the first was that of step 1, 30 s ago: the mount is gone" in caplog.text
     assert "training continues, and ends if none succeeds within 70 s" in caplog.text
+
+
+class TrainingWithMemory:
+    """One process that trains, saves at each fourth step, and has a snapshot in memory at each second one."""
+
+    def __init__(self, root: Path) -> None:
+        memory = MemorySettings(Layout(storage_path(root / "memory")), SaveSchedule(every_steps=2))
+        self.engine = engine(root / "storage", save_every_steps=4, memory=memory)
+        assert self.engine.memory is not None
+        self.memory = self.engine.memory
+        self.at = AtSyncPoint(0)
+        coordinator = cast(Coordinator, self.at)
+        self.saves = PeriodicSaves(self.engine, coordinator)
+        self._snapshots = PeriodicSnapshots(self.memory, coordinator)
+
+    def step(self, step: int, host_state: Callable[[], Mapping[str, Any]] = dict) -> None:
+        self.at.sync_point = self.at.step = step
+        if self.saves.begins(step):
+            self.saves.save(step, small_state(step), host_state)
+        self._snapshots.pass_step(step, small_state(step), host_state)
+        self.engine.wait_until_finished()
+        until(lambda: not self.memory.busy, "the end of the snapshot")
+
+
+def test_snapshots_lie_between_the_saves_and_lessen_what_is_at_risk(tmp_path: Path) -> None:
+    training, safe, at_risk = TrainingWithMemory(tmp_path), [], []
+    for step in range(1, 8):
+        training.step(step)
+        newest = training.memory.newest
+        safe.append(None if newest is None else newest.step)
+        at_risk.append(training.saves.steps_at_risk())
+    assert safe == [None, 2, 2, 4, 4, 6, 6]
+    assert at_risk == [None, 0, 1, 0, 1, 0, 1]
+    assert training.engine.committed_step == 4
+    assert training.memory.skips.count == 0
+
+
+def test_snapshot_that_fails_ends_no_training_and_counts_as_no_failed_save(tmp_path: Path) -> None:
+    training = TrainingWithMemory(tmp_path)
+    training.step(1)
+    training.step(2, host_state=raising(OSError("the data loader could not be asked, this once")))
+    assert training.memory.newest is None
+    assert "could not be asked, this once" in training.memory.skips.reason
+    training.step(3)
+    training.step(4)
+    training.saves.check_newest()
+    assert training.memory.newest is not None
+    assert training.memory.newest.step == 4
+
+
+def test_no_snapshot_is_begun_once_a_preemption_stops_the_training(tmp_path: Path) -> None:
+    training = TrainingWithMemory(tmp_path)
+    training.at.in_epoch = True
+    training.step(2)
+    assert training.memory.newest is None
+    assert training.memory.skips == Skips(1, "a preemption is about to save")

@@ -6,6 +6,10 @@ before, and a log line names the path. If another checkpoint has replaced the st
 more. If a process finds a mismatch, the state has changed, and an older step would not help: all processes raise. Each
 collective call gets the rest of the timeout. Everything runs in the calling thread.
 
+A step may also be in the memory of nodes, which is one more place of steps. It is restored if it is newer than all
+stored ones. If it cannot be, for any reason, all processes take the newest stored step: the values of two steps are
+never mixed.
+
 A step has more than the train state: the host state, which is restored also if another number of processes saved it,
 and items, which are read by the handlers of the user.
 
@@ -54,7 +58,16 @@ from gracepoint.checkpoint.storage.checks import check_contents
 from gracepoint.checkpoint.storage.locations import UserPath, local_folder, storage_path
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
-from gracepoint.errors import CheckpointCorrupt, CheckpointMismatch, CheckpointNotFound, HostStateLost
+from gracepoint.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointMismatch,
+    CheckpointNotFound,
+    CheckpointRefused,
+    CheckpointTooNew,
+    GracepointError,
+    HostStateLost,
+)
 from gracepoint.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
@@ -186,6 +199,7 @@ class Restored:
         note: The text that the step was saved with. None if there is none, if the host state was not read, and in all
             processes except process 0.
         passed_over_standing: Identifiers (``Commit.standing``) of the steps in ``passed_over`` that Gracepoint wrote.
+        from_memory: Whether the step came from the memory of nodes. It may not be stored then.
     """
 
     state: Any
@@ -197,6 +211,28 @@ class Restored:
     changed: tuple[str, ...] = ()
     note: str | None = None
     passed_over_standing: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    from_memory: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class InMemorySteps:
+    """The steps that are safe in the memory of nodes.
+
+    Attributes:
+        paths: Where they are. None: nowhere.
+        listing: What process 0 found.
+    """
+
+    paths: Layout | None
+    listing: Listing
+
+    def newer_than(self, step: int | None) -> InMemorySteps | None:
+        """Returns those that are newer than ``step``, or all if it is None. None if there are none."""
+        steps = tuple(each for each in self.listing.steps if step is None or each > step)
+        return dataclasses.replace(self, listing=dataclasses.replace(self.listing, steps=steps)) if steps else None
+
+
+NONE_IN_MEMORY = InMemorySteps(None, Listing((), (), ()))
 
 
 def restore_newest(
@@ -217,6 +253,7 @@ def restore_newest(
     holds_lease: bool = False,
     base: StoragePath | None = None,
     same_devices: bool = False,
+    in_memory: InMemorySteps = NONE_IN_MEMORY,
 ) -> Restored | None:
     """Restores the newest step that all processes can read. Returns None if nothing looks like a checkpoint.
 
@@ -237,6 +274,7 @@ def restore_newest(
         holds_lease: Whether this process holds the lease of the directory. See ``listing.settle``.
         base: Where the state comes from if there is no step. It may be in the directory. None: from nowhere.
         same_devices: Whether a step that accelerators saved is refused where JAX has fallen back to the CPU.
+        in_memory: The steps in the memory of nodes. Not asked if there is an ``only``.
 
     Raises:
         CheckpointRefused: There is no step, and something else in the directory looks like a checkpoint. Or see
@@ -261,6 +299,23 @@ def restore_newest(
         logger.info("restore: %s", remark)
     if only is not None:
         listing = _without_others(listing, only, paths)
+    elif newer := in_memory.newer_than(max(listing.steps, default=None)):
+        if isinstance(like, transforms.FormByCall):
+            like = like.form()
+        restored = restore_from_memory(
+            newer,
+            like,
+            gang=gang,
+            key=key,
+            deadline=deadline,
+            restore_args=restore_args,
+            options=options,
+            reshard=reshard,
+            required=required,
+            same_devices=same_devices,
+        )
+        if restored is not None:
+            return restored
     restored = restore_listed(
         paths,
         listing,
@@ -281,6 +336,68 @@ def restore_newest(
             raise foreign.refusal(paths.root, others)
         logger.warning("no checkpoint to restore in %s: %s", paths.root, "; ".join(listing.remarks) or "it is empty")
     return restored
+
+
+def list_memory(paths: Layout, *, gang: ProcessGroup, key: str, attempt: str, deadline: Deadline) -> InMemorySteps:
+    """Lists the steps in the memory of nodes. If that fails, there are none, and a log line says why. Collective.
+
+    Nothing is waited for: who was sending is dead.
+    """
+
+    def look() -> str:
+        try:
+            now = Deadline.after(0.0, deadline.clock)
+            listing = catalog.list_steps(paths, attempt=attempt, deadline=now, sleep=time.sleep)
+        except (GracepointError, OSError) as error:
+            logger.warning("restore: the memory of nodes was not asked for steps: %s", error)
+            listing = NONE_IN_MEMORY.listing
+        logger.info("restore: steps in the memory of nodes: %s", ", ".join(map(str, listing.steps)) or "none")
+        return listing.to_text()
+
+    return InMemorySteps(paths, Listing.from_text(by_process_zero(look, gang=gang, key=key, deadline=deadline)))
+
+
+def restore_from_memory(
+    in_memory: InMemorySteps,
+    like: Any,
+    *,
+    gang: ProcessGroup,
+    key: str,
+    deadline: Deadline,
+    restore_args: Any = None,
+    options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
+    reshard: Mapping[str, Reshard] | None = None,
+    required: Collection[str] = (),
+    same_devices: bool = False,
+) -> Restored | None:
+    """Restores the newest step in memory that all processes can read. None if there is none, in all processes.
+
+    The arguments and errors are those of ``restore_newest``. But an error that says nothing of the state, such as of a
+    server that is away, is logged: storage may have what memory has not.
+    """
+    assert in_memory.paths is not None
+    try:
+        restored = restore_listed(
+            in_memory.paths,
+            in_memory.listing,
+            like,
+            gang=gang,
+            key=f"{key}/memory",
+            deadline=deadline,
+            restore_args=restore_args,
+            options=options,
+            reshard=reshard,
+            required=required,
+            marks_readers=False,
+            same_devices=same_devices,
+        )
+    except (CheckpointMismatch, CheckpointRefused, CheckpointTooNew):
+        raise
+    except CheckpointError as error:
+        logger.error("restore: no step in the memory of nodes can be restored: %s", error)
+        return None
+    assert restored is not None  # a listing with steps has raised
+    return dataclasses.replace(restored, passed_over={}, passed_over_standing={}, from_memory=True)
 
 
 def restore_listed(

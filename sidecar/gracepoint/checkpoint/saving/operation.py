@@ -203,10 +203,13 @@ class CommitOptions:
     Attributes:
         replace: Whether to replace a checkpoint that has the final name at the commit.
         barrier: Where the processes meet to commit. None: the gang's own barrier.
+        kind: Names the keys at which the processes meet. Saves of one attempt that may run at the same time have
+            different kinds, and each kind has its own ordinals.
     """
 
     replace: bool = True
     barrier: Barrier | None = None
+    kind: str = "save"
 
 
 DEFAULT_COMMIT = CommitOptions()
@@ -260,6 +263,7 @@ class SaveOperation:
         self._gang = gang
         self._writer = writer
         self._replace = how.replace
+        self._kind = how.kind
         self._barrier = gang.barrier if how.barrier is None else how.barrier
         self._begun_ns = time.time_ns()
         self._handled: HandledParts | None = None
@@ -347,11 +351,11 @@ class SaveOperation:
     @property
     def key(self) -> str:
         """Key of the barrier at which the processes commit."""
-        return f"checkpoint/{self.temporary.attempt}/save/{self.temporary.ordinal}/commit"
+        return f"checkpoint/{self.temporary.attempt}/{self._kind}/{self.temporary.ordinal}/commit"
 
     @property
     def _handled_key(self) -> str:
-        return f"checkpoint/{self.temporary.attempt}/save/{self.temporary.ordinal}/handled"
+        return f"checkpoint/{self.temporary.attempt}/{self._kind}/{self.temporary.ordinal}/handled"
 
     @property
     def _may_meet_for_handlers(self) -> bool:
@@ -396,7 +400,8 @@ class SaveOperation:
         try:
             part = self._written(source, deadline, on_stage, handed)
             can_be_durable = True
-            metrics.tell_written(part.chunk_bytes, part.writing_s, self.temporary.path)
+            if self._kind == DEFAULT_COMMIT.kind:
+                metrics.tell_written(part.chunk_bytes, part.writing_s, self.temporary.path)
             self._commit(deadline)
         except SaveFailed as error:
             # A process that is missing may still end its part, but not one that has failed, unless a worker writes it.

@@ -216,7 +216,8 @@ class PreparedSave:
             first.
         plan: The part of a save that this process does.
         handlers: Handlers of types that are not saved without one. None: there are none.
-        snapshot: Memory for a snapshot. None if it is not reserved yet.
+        snapshot: Memory for what a save in the background writes. None if it is not reserved yet.
+        sent: Memory for what is sent to the memory of other machines. None if it is not reserved yet.
         has_many_chunks: Whether the manifest of a save is in parts, in a store that can rename.
         chunk_writers: Which process writes each chunk, as bytes. Empty if the manifest is not in parts, and in all
             processes but the first.
@@ -230,6 +231,7 @@ class PreparedSave:
     plan: WritePlan
     handlers: HandlerRegistry | None = None
     snapshot: HostSnapshot | None = None
+    sent: HostSnapshot | None = None
     has_many_chunks: bool = False
     chunk_writers: bytes = b""
 
@@ -248,12 +250,14 @@ class SaveSettings:
         host_memory_limit_bytes: Largest size of a snapshot in this process. None: the available memory of the host.
         handlers: Handlers of types that are not saved without one, equal in all processes. None: there are none.
         processes: ``jax.process_index()`` of each process of the gang. None: the index in the gang is the same.
+        sends: Whether states are also sent to the memory of other machines, which takes memory for one more copy.
     """
 
     options: WriteOptions = DEFAULT_OPTIONS
     host_memory_limit_bytes: int | None = None
     handlers: HandlerRegistry | None = None
     processes: Sequence[int] | None = None
+    sends: bool = False
 
 
 DEFAULT_SETTINGS = SaveSettings()
@@ -275,6 +279,7 @@ class SavePlanner:
         self._handlers = settings.handlers
         self._processes = settings.processes
         self._memory_limit_bytes = settings.host_memory_limit_bytes
+        self._sends = settings.sends
         self._left = machine.left_by_pool
         self._prepares = 0
         self._prepared: PreparedSave | None = None
@@ -310,10 +315,17 @@ class SavePlanner:
             several = self._gang.process_count > 1
             description = describe(leaves, prepared.specs, prepared.plan, values) if several else {}
         check(description, gang=self._gang, key=key)
-        if in_background or self._options.writer not in IN_THREADS:  # a worker needs a snapshot in emergencies, too
+        writes = in_background or self._options.writer not in IN_THREADS  # a worker needs it in emergencies, too
+        if writes or self._sends:
             priorities = ask_priorities(leaves, prepared.plan, self._options)
-            self._check_fits(self._needed_bytes(prepared, priorities), self._gang, key)
-            self._reserve(prepared, priorities)
+            needed_bytes = self._needed_bytes(prepared, priorities) if writes else 0
+            if self._sends and prepared.sent is None:
+                needed_bytes += snapshot_bytes(prepared.plan, {})
+            self._check_fits(needed_bytes, self._gang, key, writes=writes, sends=self._sends)
+            if writes:
+                self._reserve(prepared, priorities)
+            if self._sends:
+                self._reserve_sent(prepared)
         return prepared.plan.total_bytes
 
     def plan(self, state: Any, save_args: Any = None) -> tuple[list[pytree.Leaf], PreparedSave]:
@@ -357,6 +369,23 @@ class SavePlanner:
             self._check_fits(needed_bytes, SingleProcess(), key)
         return self._reserve(prepared, priorities)
 
+    def memory_to_send(self, prepared: PreparedSave, key: str) -> HostSnapshot:
+        """Returns the memory for what is sent to other machines, all of it copied at once, whatever the priorities.
+
+        Raises:
+            CheckpointError: It was not reserved, and does not fit into memory; ``key`` names the save.
+        """
+        if prepared.sent is not None and not prepared.sent.is_free():
+            prepared.sent = None
+        if prepared.sent is None:
+            self._check_fits(snapshot_bytes(prepared.plan, {}), SingleProcess(), key, writes=False, sends=True)
+        return self._reserve_sent(prepared)
+
+    def _reserve_sent(self, prepared: PreparedSave) -> HostSnapshot:
+        if prepared.sent is None:
+            prepared.sent = HostSnapshot(prepared.specs, prepared.plan, {})
+        return prepared.sent
+
     def _needed_bytes(self, prepared: PreparedSave, priorities: Priorities) -> int:
         return 0 if prepared.snapshot is not None else snapshot_bytes(prepared.plan, priorities)
 
@@ -367,8 +396,18 @@ class SavePlanner:
             )
         return prepared.snapshot
 
-    def _check_fits(self, needed_bytes: int, gang: ProcessGroup, key: str) -> None:
-        memory.check_fits(needed_bytes, self._memory_limit_bytes, gang=gang, key=key, free_memory=self._left)
+    def _check_fits(
+        self, needed_bytes: int, gang: ProcessGroup, key: str, *, writes: bool = True, sends: bool = False
+    ) -> None:
+        memory.check_fits(
+            needed_bytes,
+            self._memory_limit_bytes,
+            gang=gang,
+            key=key,
+            free_memory=self._left,
+            writes=writes,
+            sends=sends,
+        )
 
     def _prepare(self, leaves: Sequence[pytree.Leaf], form: TreeSignature, save_args: Any) -> PreparedSave:
         index, count = self._gang.process_index, self._gang.process_count

@@ -231,6 +231,7 @@ class DueSave:
         begins: Whether the save begins. False: it is skipped.
         saves: How many saves that process has begun. Barriers are named by this count, so all take it over.
         ends: Why training ends here, as saves have failed for too long. Empty: it continues.
+        reason: Why it is skipped. Empty: it begins, or that is not said.
     """
 
     process: int
@@ -239,6 +240,7 @@ class DueSave:
     begins: bool
     saves: int = 0
     ends: str = ""
+    reason: str = ""
 
 
 class DueSaves:
@@ -261,7 +263,9 @@ class DueSaves:
         self._asked = 0
         self._retired = 0  # written by the thread of the save that was committed last; never by two threads at a time
 
-    def decide(self, step: int, *, sync_point: int, ready: bool, saves: int = 0, ends: str = "") -> DueSave:
+    def decide(
+        self, step: int, *, sync_point: int, ready: bool, saves: int = 0, ends: str = "", reason: str = ""
+    ) -> DueSave:
         """Returns what all processes do about the save that is due. The first process that asks decides.
 
         Collective, for each save that is due. If only some processes began a save, it would never end, and the later
@@ -274,6 +278,7 @@ class DueSaves:
             ready: Whether this process can begin the save. If it cannot, and all begin, it waits for the previous save.
             saves: How many saves this process has begun.
             ends: Why this process would end training here. Empty: it would not.
+            reason: Why it is not ready, to be said in all processes.
 
         Raises:
             AgreementError: The first process asked at another sync point, or for another step; names both. The save
@@ -281,7 +286,7 @@ class DueSaves:
             BarrierError: The other processes cannot be reached.
         """
         self._asked += 1
-        proposal = DueSave(self._gang.process_index, step, sync_point, ready and not ends, saves, ends)
+        proposal = DueSave(self._gang.process_index, step, sync_point, ready and not ends, saves, ends, reason)
         text = self._gang.decide(f"{self._key}/{self._asked}", json.dumps(dataclasses.astuple(proposal)))
         first = DueSave(*json.loads(text))
         if (first.step, first.sync_point) != (step, sync_point):

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import logging
 import secrets
@@ -39,7 +40,7 @@ from gracepoint.checkpoint.steps import listing, retention
 from gracepoint.checkpoint.steps.recovery import by_process_zero
 from gracepoint.checkpoint.storage import checks, undeleted
 from gracepoint.checkpoint.storage.checks import appears
-from gracepoint.checkpoint.storage.storage_path import Generation, StaleGeneration, StoragePath
+from gracepoint.checkpoint.storage.storage_path import Generation, StaleGeneration, StoragePath, ended_by
 from gracepoint.deadline import Backoff, Deadline
 from gracepoint.errors import CheckpointError, CheckpointExists, StorageAway
 from gracepoint.process_group import ProcessGroup
@@ -299,6 +300,9 @@ _APPEARS_S = 5.0
 _ACCESS_LOOK_EVERY_S = 1.0
 #: The longest pause before the next look at storage that is away.
 _AWAY_PAUSE_S = 30.0
+#: Seconds for ``check_shared``: longer than a store's client tries to reach it, so that a process to which it does not
+#: answer can say so.
+SHARED_TIMEOUT_S = 90.0
 #: What stands for no limit in the requests of JAX's store: three weeks, in milliseconds below 2**31.
 _LONGEST_S = 21 * 86400.0
 
@@ -323,10 +327,11 @@ class DirectoryAccess:
         self._attempt = attempt
         self._clock = clock
         self._lease: Lease | None = None
+        self._later: Callable[[float | None], None] | None = None  # takes the lease that was put off
         self._shared_checks = 0  # a key is good for one barrier, and a check that failed may be made again
         self._claims = 0
 
-    def check_shared(self, *, timeout_s: float) -> None:
+    def check_shared(self, *, timeout_s: float = SHARED_TIMEOUT_S) -> None:
         """Checks that all processes see the same directory, and not each a disk of its own. Collective.
 
         Without this check the problem shows only at the first save. In a job without periodic saves that is the
@@ -420,6 +425,59 @@ class DirectoryAccess:
 
         by_process_zero(take, gang=self._gang, key=f"{self._key}/lease/{self._claims}", deadline=deadline)
 
+    def claim_if_there(
+        self, job: str, *, timeout_s: float, start: str | None = None, away_s: float, answer_s: float
+    ) -> bool:
+        """Takes the lease as ``claim``, unless the storage is away. Then it is taken by ``claim_later``. Collective.
+
+        Args:
+            job: As ``claim``.
+            timeout_s: As ``claim``.
+            start: As ``claim``.
+            away_s: As ``claim``, for ``claim_later``.
+            answer_s: Seconds that the storage has for its answer now.
+
+        Returns:
+            Whether the lease is taken. False: the storage is away, in all processes.
+
+        Raises:
+            CheckpointError, BarrierError: As ``claim``.
+        """
+
+        def later(answer_s: float | None) -> None:
+            limit = None if answer_s is None else _answering(Deadline.after(answer_s, self._clock))
+            with ended_by(limit):
+                self.claim(job, timeout_s=timeout_s, start=start, away_s=away_s if answer_s is None else 0.0)
+
+        try:
+            later(answer_s)
+        except StorageAway as error:
+            logger.warning("the storage is away, and its lease is taken later: %s", error)
+            self._later = later
+        return self._later is None
+
+    @property
+    def is_put_off(self) -> bool:
+        """Whether the lease is not taken yet, as the storage was away. The same in all processes."""
+        return self._later is not None
+
+    def claim_later(self, *, answer_s: float | None = None) -> None:
+        """Takes the lease that was put off, if one was, and checks that all processes share the directory. Collective.
+
+        To be called before anything is written to the directory, or read from it.
+
+        Args:
+            answer_s: Seconds that the storage has for its answer. None: it is waited for while it is away.
+
+        Raises:
+            CheckpointError, BarrierError, StorageAway: As ``claim`` and ``check_shared``.
+        """
+        if (later := self._later) is None:
+            return
+        later(answer_s)
+        self.check_shared()
+        self._later = None
+
     def _taken(self, job: str, start: str | None, patience: Deadline) -> bool:
         """Takes the lease. Returns False if the storage is full, and may have room soon.
 
@@ -468,6 +526,16 @@ class DirectoryAccess:
             is_file = isinstance(error, FileExistsError)
             problem = "expected a folder, found a file" if is_file else checks.explained(error, self._paths.root)
             raise CheckpointError(f"process 0 cannot write to {self._paths.root}: {problem}") from error
+
+
+def _answering(deadline: Deadline) -> Callable[[], None]:
+    """Returns what ends requests at a deadline as if the storage were away."""
+
+    def check() -> None:
+        if deadline.passed():
+            raise TimeoutError(errno.ETIMEDOUT, f"no answer within {deadline.timeout_s:g} s")
+
+    return check
 
 
 def check_nothing_newer(paths: Layout, gang: ProcessGroup, *, key: str, step: int, deadline: Deadline) -> None:

@@ -22,6 +22,7 @@ from gracepoint.checkpoint import HandlerRegistry, Restored, Saved, WriteOptions
 from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS
+from gracepoint.checkpoint.saving.memory_snapshots import MemorySettings
 from gracepoint.checkpoint.saving.planner import SaveSettings
 from gracepoint.checkpoint.saving.schedule import SaveSchedule
 from gracepoint.checkpoint.steps.retention import Retention
@@ -125,6 +126,7 @@ def engine(
     host_memory_limit_bytes: int | None = None,
     handlers: HandlerRegistry | None = None,
     remember_throughput: bool = False,
+    memory: MemorySettings | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> StepCheckpointer:
     """Returns a checkpointer of the steps below ``root``."""
@@ -135,6 +137,7 @@ def engine(
         schedule=SaveSchedule(save_every_steps, save_every_s, hastens),
         retention=Retention(keep_last, keep_every_steps, keep_for_s),
         settings=SaveSettings(options or DEFAULT_OPTIONS, host_memory_limit_bytes, handlers),
+        memory=memory,
         clock=clock,
     )
     if remember_throughput:

@@ -1,0 +1,328 @@
+"""Snapshots of a gang in the memory of nodes, beside its training and beside its saves to storage.
+
+A snapshot is a save like any other, to a directory whose files are values of snapshot servers: what a process writes,
+its done-record and the meeting of the processes are those of ``SaveOperation``. So a step *is safe* once the
+done-records of all its parts are there, and all processes know it when they have met.
+
+The training thread calls all methods. It waits for nothing but the copy from its devices: if a snapshot is due while
+the one before is in progress anywhere, it is skipped by all. The first process that asks decides for all
+(``DueSaves``). If each decided for itself, processes might skip by turns, and no step would ever have all its parts.
+
+Each snapshot has a thread ("gracepoint: snapshot of step N", daemon), which sends, meets the others, and ends with the
+snapshot, at its deadline at the latest; ``end`` cancels it. It has the priority of the training: a thread of a lower
+one would sometimes hold the interpreter's lock while it does not run. It replaces ``newest`` as a whole, and any thread
+may read that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gracepoint.checkpoint import metrics
+from gracepoint.checkpoint.background_thread import BackgroundThread
+from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
+from gracepoint.checkpoint.saving.host_snapshot import Transfer
+from gracepoint.checkpoint.saving.operation import CommitOptions, SaveOperation
+from gracepoint.checkpoint.saving.planner import SavePlanner
+from gracepoint.checkpoint.saving.schedule import DueSaves, SaveInterval, SaveSchedule
+from gracepoint.checkpoint.saving.snapshot_save import InMemory, SnapshotSave
+from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
+from gracepoint.checkpoint.writing.job import SaveSource
+from gracepoint.deadline import Deadline
+from gracepoint.errors import GracepointError, SaveFailed
+from gracepoint.process_group import ProcessGroup
+
+logger = logging.getLogger(__name__)
+
+#: Seconds for a snapshot. Then it has failed, and the next one may begin.
+_TIMEOUT_S = 300.0
+#: Seconds for the thread of a snapshot to end that has ended in the process that decided: an answer of the store.
+_ENDS_S = 2.0
+_HOW = CommitOptions(kind="snapshot")
+
+#: A process's values by name, or a function that returns them.
+HostState = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+
+
+def _nothing(step: int) -> None:
+    """Drops nothing."""
+
+
+def _no_nodes() -> tuple[str, ...]:
+    return ()
+
+
+@dataclasses.dataclass(frozen=True)
+class MemorySettings:
+    """Where snapshots go, and when.
+
+    Attributes:
+        paths: The steps in memory.
+        schedule: When snapshots are due.
+        copies: In how many servers each part is.
+        wait: Waits until it is known where earlier snapshots are, for some seconds at most.
+        why_not: Returns why nothing can be sent now, such as for lack of servers. Empty: it can. Does not wait.
+        nodes: Returns the nodes to which this process's part goes.
+        drop_before: Called in process 0 with a step that is safe: what is older is not needed. Any error is logged.
+    """
+
+    paths: Layout
+    schedule: SaveSchedule
+    copies: int = 2
+    wait: Callable[[], object] = bool
+    why_not: Callable[[], str] = str
+    nodes: Callable[[], tuple[str, ...]] = _no_nodes
+    drop_before: Callable[[int], object] = _nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class SafeSnapshot:
+    """A snapshot whose parts are all there.
+
+    Attributes:
+        step: Its step.
+        copies: In how many servers each part is.
+        taken_s: When this process copied it from its devices, on the clock: what was trained since then is not in it.
+        safe_at_s: When all parts were there, on the clock.
+        part_bytes: Bytes of this process's part.
+        nodes: The nodes that have this process's part.
+    """
+
+    step: int
+    copies: int
+    taken_s: float
+    safe_at_s: float
+    part_bytes: int
+    nodes: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Skips:
+    """The snapshots that were due in this start and are not there: how many, and why the last one is not."""
+
+    count: int = 0
+    reason: str = ""
+
+
+class MemorySnapshots:
+    """Takes the snapshots of one gang. A call is collective unless its docstring says otherwise.
+
+    Args:
+        settings: Where snapshots go, and when.
+        gang: The processes that save together.
+        attempt: Unique for each start of the gang; the same in all its processes.
+        planner: Plans the saves, and has the memory.
+        options: How the arrays are written.
+        clock: Returns monotonic seconds.
+        newest_save: Returns the newest save to storage, whose copy a snapshot of the same step shares.
+
+    Attributes:
+        settings: As given.
+        interval: Says when a snapshot is due.
+        newest: The newest step that is safe. None before the first.
+        skips: What is not there.
+    """
+
+    def __init__(
+        self,
+        settings: MemorySettings,
+        gang: ProcessGroup,
+        *,
+        attempt: str,
+        planner: SavePlanner,
+        options: WriteOptions,
+        clock: Callable[[], float],
+        newest_save: Callable[[], SnapshotSave | None],
+    ) -> None:
+        key = f"checkpoint/{attempt}/snapshots"
+        self.settings = settings
+        self._paths = settings.paths
+        self._gang = gang
+        self._attempt = attempt
+        self._planner = planner
+        self._writer = ChunkWriter(_own(options))
+        self._clock = clock
+        self._newest_save = newest_save
+        self._due = DueSaves(gang, f"{key}/due", fail=self._refuse)
+        self._thread = BackgroundThread()
+        self._current: _Sending | None = None
+        self._saves = 0
+        self._retired = 0
+        self._skipped_step = 0
+        self.interval = SaveInterval(settings.schedule, gang=gang, key=f"{key}/cadence", clock=clock)
+        self.newest: SafeSnapshot | None = None
+        self.skips = Skips()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a snapshot is in progress in this process. Not collective."""
+        return self._thread.busy
+
+    def begins(self, step: int, *, sync_point: int, not_now: str = "") -> bool:
+        """Returns whether the snapshot that is due at this step is taken. If it is, the caller calls ``begin``.
+
+        Args:
+            step: The step.
+            sync_point: Number of the sync point; the same in all processes.
+            not_now: Why this process takes none now, as text. Empty: nothing is against it.
+
+        Raises:
+            AgreementError: Another process is at another step. The message names both.
+            BarrierError: The other processes cannot be reached.
+        """
+        self._look()
+        reason = not_now or self._in_progress() or self.settings.why_not()
+        decided = self._due.decide(step, sync_point=sync_point, ready=not reason, saves=self._saves, reason=reason)
+        if not decided.begins:
+            elsewhere = decided.process != self._gang.process_index
+            self._skip(step, f"{decided.reason} (process {decided.process})" if elsewhere else decided.reason)
+        return decided.begins
+
+    def begin(self, step: int, state: Any, host_state: HostState) -> None:
+        """Copies the state from the devices, and sends it beside the training. Then the state may be donated.
+
+        If something is wrong, no process has a snapshot of this step, and ``skips`` says why.
+
+        Args:
+            step: The step that ``state`` is at.
+            state: The train state.
+            host_state: This process's values by name, or what returns them.
+        """
+        began_s = self._clock()
+        self._saves += 1
+        save = self._operation(step)
+        try:
+            with save.failing_together():
+                self._thread.wait(_ENDS_S)
+                self._send(save, step, state, host_state() if callable(host_state) else host_state)
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on, and its saves will say the same
+            self._skip(step, str(error))
+        metrics.tell_snapshot_taken(self._clock() - began_s)
+
+    def end(self, reason: str, timeout_s: float) -> None:
+        """Ends the snapshot in progress, in all processes, and waits for its thread. Not collective. Never raises."""
+        current = self._current
+        if current is not None and self.busy:
+            current.stop(reason)
+            self._has_ended(current, timeout_s)
+        self._thread.take_error()
+
+    def _send(self, save: SaveOperation, step: int, state: Any, host_state: Mapping[str, Any]) -> None:
+        leaves, prepared = self._planner.plan(state)
+        save.describe(leaves, prepared, host_state)
+        taken_s, of_save = self._clock(), self._newest_save()
+        if of_save is not None and of_save.chunks is not None and of_save.save.temporary.step == step:
+            source: SaveSource = InMemory(of_save.chunks, of_save.source.check_unchanged)
+            filled = of_save.filled
+        else:
+            memory = self._planner.memory_to_send(prepared, save.key)
+            source = transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, memory)
+            filled = transfer.filled
+        deadline = Deadline.after(_TIMEOUT_S, self._clock)
+        self._current = current = _Sending(save, deadline, self._has_ended)
+        if filled is not None:
+            filled.snapshot.lend(current)
+        number_asked, nodes = self._due.asked, self.settings.nodes()
+
+        def run() -> None:
+            save.run(source, deadline, lambda stage: None)
+            self.newest = SafeSnapshot(step, self.settings.copies, taken_s, self._clock(), save.mine_bytes, nodes)
+            sent_s = self.newest.safe_at_s - taken_s
+            metrics.tell_snapshot_safe(sent_s, save.mine_bytes)
+            logger.debug("snapshot is safe step=%d bytes=%d sent_s=%.3f", step, save.mine_bytes, sent_s)
+            self._retire(save.temporary.ordinal, number_asked)
+            if self._gang.process_index == 0:
+                self._drop_before(step)
+
+        self._thread.start(f"snapshot of step {step}", run)
+
+    def _drop_before(self, step: int) -> None:
+        try:
+            self.settings.drop_before(step)
+        except (GracepointError, OSError) as error:  # the next one drops these, too
+            logger.warning("snapshots before step %d were not dropped: %s", step, error)
+
+    def _operation(self, step: int) -> SaveOperation:
+        temporary = self._paths.temporary(step, self._attempt, self._saves)
+        return SaveOperation(self._paths, temporary, self._gang, self._writer, how=_HOW)
+
+    def _refuse(self, step: int, error: Exception) -> None:
+        """Fails the snapshot that the others begin and this process cannot."""
+        self._saves += 1
+        self._operation(step).fail(error)
+
+    def _has_ended(self, sending: _Sending, within_s: float) -> bool:
+        """Waits for a snapshot. A later one begins only once it has ended."""
+        if self._current is not sending or not self.busy:
+            return True
+        with contextlib.suppress(SaveFailed):
+            self._thread.wait(within_s)
+        return not self.busy
+
+    def _in_progress(self) -> str:
+        current = self._current
+        if current is None or not self.busy:
+            return ""
+        for_s = self._clock() - current.began_s
+        return f"the snapshot of step {current.save.temporary.step} is still sent, for {for_s:.1f} s"
+
+    def _look(self) -> None:
+        """Takes the outcome of the snapshot before, if it has ended."""
+        error = self._thread.take_error()
+        if error is not None and self._current is not None:
+            self._skip(self._current.save.temporary.step or 0, str(error))
+
+    def _skip(self, step: int, reason: str) -> None:
+        is_news = self.skips.count == 0 or (self.newest is not None and self.newest.step > self._skipped_step)
+        self._skipped_step = step
+        self.skips = Skips(self.skips.count + 1, reason)
+        metrics.tell_snapshot_skipped()
+        logger.log(logging.WARNING if is_news else logging.DEBUG, "no snapshot of step %d: %s", step, reason)
+
+    def _retire(self, ordinal: int, number_asked: int) -> None:
+        """Removes keys that all processes have passed, as they have met for this snapshot."""
+        try:
+            self._due.retire(number_asked)
+            while self._retired < ordinal - 2:
+                self._retired += 1
+                self._gang.retire(f"checkpoint/{self._attempt}/{_HOW.kind}/{self._retired}")
+        except GracepointError as error:
+            logger.warning("could not remove the keys of earlier snapshots: %s", error)
+
+
+class _Sending:
+    """A snapshot that is sent, as a user of the memory that holds it (``MemoryUser``).
+
+    Args:
+        save: The snapshot.
+        deadline: When it must have ended.
+        wait: Waits for this snapshot, so many seconds at most, and returns whether it has ended.
+    """
+
+    def __init__(self, save: SaveOperation, deadline: Deadline, wait: Callable[[_Sending, float], bool]) -> None:
+        self.save = save
+        self.began_s = deadline.clock()
+        self._deadline = deadline
+        self._wait = wait
+
+    def stop(self, reason: str) -> None:
+        """Ends the snapshot, in all processes."""
+        self._deadline.cancel(reason)
+        self.save.cancel(reason)
+
+    def end(self, timeout_s: float) -> bool:
+        """As ``MemoryUser``: the memory is needed for a save, which comes first."""
+        if self._wait(self, 0.0):
+            return True
+        self.stop("a save needs the memory that it is sent from")
+        return self._wait(self, timeout_s)
+
+
+def _own(options: WriteOptions) -> WriteOptions:
+    """Returns the options without what belongs to the user's saves, and without what leaves values on the devices."""
+    return dataclasses.replace(options, callback=DEFAULT_OPTIONS.callback, device_host_max_bytes=None, writer=None)
