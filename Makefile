@@ -26,7 +26,7 @@ NOT_BY_KIND := --ignore=tests/cluster/test_harness.py --ignore=tests/cluster/tes
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-integration test-laptop test-accelerator test-contract test-set-mesh test-fast test-cluster test-workloads test-newest-jobset restart-budget test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install test-soak soak mutants worker-kills outliving demo try format changelog generate manifests krew requirements sbom cluster-up cluster-down clean
+.PHONY: help env system parts servers lint types imports check cuts docs test test-unit test-integration test-laptop test-accelerator test-contract test-set-mesh test-fast test-cluster test-workloads test-newest-jobset restart-budget test-newest test-matrix test-alerts dashboard-picture mount-tools test-mounts test-install test-soak soak mutants worker-kills outliving hostile-snapshots demo try format changelog generate manifests krew requirements sbom cluster-up cluster-down clean
 
 help: ## Shows this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -181,6 +181,9 @@ worker-kills: $(STAMP) ## Kills trainers 200 times while worker processes write 
 
 outliving: $(STAMP) ## Kills trainers and workers at every named point of a handed-over save: 1, 2 and 4 processes (a quarter of an hour).
 	OUTLIVING=everything OUTLIVING_PATIENCE_S=20 $(PYTEST) -n 2 --dist worksteal tests/multiprocess/test_outliving.py
+
+hostile-snapshots: $(STAMP) ## Attacks a snapshot server with 10,000 connections of each kind (minutes); make test does so with 500.
+	SNAPSHOTS=hostile $(PYTEST) -n 2 --dist worksteal -v tests/unit/snapshots/test_nobody_gets_in.py
 
 generate: $(STAMP) ## Writes what is generated from the models: CRDs (crds/ and the chart's copy), docs/policy.md, docs/signals.md, the chart's table.
 	$(PY) -m gracepoint_operator.resources --write .

@@ -18,6 +18,7 @@ filled.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import heapq
@@ -129,16 +130,27 @@ class HeldValues:
         workload_bytes: What those of one workload may cost, if its capability does not say less.
         name: Begins each generation, so that no two servers have the same.
         clock: Returns monotonic seconds.
+        namespace_bytes: What those of all workloads of one namespace may cost. None: all.
     """
 
-    def __init__(self, capacity_bytes: int, workload_bytes: int, name: str, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        capacity_bytes: int,
+        workload_bytes: int,
+        name: str,
+        clock: Callable[[], float],
+        *,
+        namespace_bytes: int | None = None,
+    ) -> None:
         self.capacity_bytes = capacity_bytes
         self._workload_bytes = workload_bytes
+        self._namespace_bytes = namespace_bytes or capacity_bytes
         self._name = name
         self._clock = clock
         self._lock = threading.Lock()
         self._workloads: dict[str, _Workload] = {}
         self._used_bytes = 0
+        self._used_of_namespace: collections.Counter[str] = collections.Counter()
         self._spare: dict[int, list[mmap.mmap]] = {}  # by size; the size that came last is the last one
         self._spare_bytes = 0
         self._spare_used_s = -math.inf
@@ -185,21 +197,19 @@ class HeldValues:
                 raise NotServed(Refusal.FULL, f"{key}: the workload has {_VALUES} values here: drop older steps")
             cost_bytes = size_bytes + VALUE_BYTES
             limit_bytes = min(self._workload_bytes, capability.max_bytes)
-            if workload.used_bytes + cost_bytes > limit_bytes:
-                raise NotServed(
-                    Refusal.FULL,
-                    f"{key} of {size_bytes} bytes: the workload has {workload.used_bytes} of its {limit_bytes} bytes "
-                    "here: drop older steps, or raise the limit",
-                )
-            if self._used_bytes + cost_bytes > self.capacity_bytes:
-                raise NotServed(
-                    Refusal.FULL,
-                    f"{key} of {size_bytes} bytes: the server has given away {self._used_bytes} of its "
-                    f"{self.capacity_bytes} bytes: use another server, or give it more memory",
-                )
+            less = "drop older steps, or raise the limit"
+            for what, used_bytes, allowed_bytes, advice in (
+                ("the workload has", workload.used_bytes, limit_bytes, less),
+                ("the namespace has", self._used_of_namespace[workload.namespace], self._namespace_bytes, less),
+                ("all have", self._used_bytes, self.capacity_bytes, "use another server, or give it more memory"),
+            ):
+                if used_bytes + cost_bytes > allowed_bytes:
+                    raise NotServed(
+                        Refusal.FULL,
+                        f"{key} of {size_bytes} bytes: {what} {used_bytes} of {allowed_bytes} bytes here: {advice}",
+                    )
             value = HeldValue(place, workload, size_bytes, users=1)
-            workload.used_bytes += cost_bytes
-            self._used_bytes += cost_bytes
+            self._account(workload, cost_bytes)
             value.mapping = self._take_spare(size_bytes)
         try:
             try:
@@ -358,6 +368,13 @@ class HeldValues:
             value.users -= 1
             self._free(value)
 
+    def _account(self, workload: _Workload, cost_bytes: int) -> None:
+        workload.used_bytes += cost_bytes
+        self._used_bytes += cost_bytes
+        self._used_of_namespace[workload.namespace] += cost_bytes
+        if not self._used_of_namespace[workload.namespace]:
+            del self._used_of_namespace[workload.namespace]
+
     def _take_spare(self, size_bytes: int) -> mmap.mmap | None:
         """Returns a spare mapping for a value whose memory is reserved, or makes room for a new one."""
         same = self._spare.get(_pages(size_bytes))
@@ -380,8 +397,7 @@ class HeldValues:
         if value.users or value.is_visible:
             return
         cost_bytes = value.size_bytes + VALUE_BYTES
-        value.workload.used_bytes -= cost_bytes
-        self._used_bytes -= cost_bytes
+        self._account(value.workload, -cost_bytes)
         mapping, value.mapping, value.memory = value.mapping, None, memoryview(b"")
         if mapping is not None and len(mapping) >= _SPARE_BYTES:
             self._spare.setdefault(len(mapping), []).append(mapping)

@@ -3,15 +3,16 @@
 Threads, all daemons. "gracepoint-snapshots: accept" takes connections from the listener, and starts a thread for each
 one. The thread of a connection ("...: serve") owns its socket: it shakes hands, reads the hello, and then answers one
 request after the other. "...: look" reads certificate and keys again when their files change, and drops what is old.
-``close`` ends all of them, and waits for each, for a bounded time. ``HeldValues`` is the only state that connections
-share, besides the table of connections and the counts, which ``_lock`` guards. Any thread may shut a socket down; only
-its own thread closes it.
+``close`` ends all of them, and waits for each, for a bounded time; ``drain`` comes before it. ``HeldValues`` is the
+only state that connections share, besides the table of connections and the counts, which ``_lock`` guards. Any thread
+may shut a socket down; only its own thread closes it.
 
 A connection is *pending* until its hello is accepted. Pending ones are limited for each address and in all. When there
 is no place, the address that has the most loses its oldest one, so that a flood from one address blocks that address.
 They have a few seconds and the memory of one header. Connections whose caller is known have other places, which nobody
-else can take. Every read and write has a time limit: for the handshake, for a header, between two requests, and for
-each block of a body, so that a slow sender or reader is cut off, and what was reserved for it is free.
+else can take. When there is none left, the namespace that has the most loses one, so that no tenant keeps others out.
+Every read and write has a time limit: for the handshake, for a header, between two requests, and for each block of a
+body, so that a slow sender or reader is cut off, and what was reserved for it is free.
 
 What strangers cause is counted by its kind, and the log has one line a minute of each kind.
 """
@@ -74,6 +75,7 @@ class SnapshotLimits:
     Attributes:
         capacity_bytes: What all values together may cost.
         workload_bytes: What those of one workload may cost.
+        namespace_bytes: What those of all workloads of one namespace may cost. None: all.
         age_s: Seconds after a workload's newest write from which on its values are dropped.
         connections: Connections whose callers are known.
         connections_of_address: The same for one address.
@@ -87,6 +89,7 @@ class SnapshotLimits:
 
     capacity_bytes: int
     workload_bytes: int
+    namespace_bytes: int | None = None
     age_s: float = 6 * 3600.0
     connections: int = 1024
     connections_of_address: int = 64
@@ -185,12 +188,13 @@ def _keys(content: bytes) -> dict[str, bytes]:
 
 @dataclasses.dataclass(eq=False)
 class _ServedConnection:
-    """A connection, and how far it is. ``_lock`` of the server guards the last two."""
+    """A connection, and how far it is. ``_lock`` of the server guards what is below its address."""
 
     socket: ssl.SSLSocket
     address: str
     is_known: bool = False
     is_idle: bool = True
+    namespace: str = ""
 
 
 class SnapshotServer:
@@ -224,13 +228,20 @@ class SnapshotServer:
         self._files = _Watched(files)
         self._limits = limits
         self._now = now
-        self._held = HeldValues(limits.capacity_bytes, limits.workload_bytes, secrets.token_hex(4), clock)
+        self._held = HeldValues(
+            limits.capacity_bytes,
+            limits.workload_bytes,
+            secrets.token_hex(4),
+            clock,
+            namespace_bytes=limits.namespace_bytes,
+        )
         self._lock = threading.Lock()
         self._pending: dict[_ServedConnection, None] = {}  # oldest first
-        self._known: set[_ServedConnection] = set()
+        self._known: dict[_ServedConnection, None] = {}  # oldest first
         self._threads: set[threading.Thread] = set()
         self._counts: collections.Counter[str] = collections.Counter()
         self._log = _SeldomLog()
+        self._draining = threading.Event()
         self._closing = threading.Event()
         self._listener = _listener(host, port)
         self._listener.settimeout(_LOOK_EVERY_S)  # not every system wakes an accept when the listener is shut down
@@ -257,6 +268,18 @@ class SnapshotServer:
             logger.info(
                 "dropped values of workloads that write no more values=%d bytes=%d", dropped.values, dropped.bytes
             )
+
+    def drain(self, within_s: float, is_enough: threading.Event) -> None:
+        """Takes no new values, and gives and drops those that there are.
+
+        Returns when none is left, after ``within_s`` seconds, or when ``is_enough`` is set. Whoever has values here
+        sends them to another server meanwhile, and drops them.
+        """
+        self._draining.set()
+        until_s = time.monotonic() + within_s
+        while self._held.figures()["used_bytes"] and (left_s := until_s - time.monotonic()) > 0:
+            if is_enough.wait(min(left_s, _LOOK_EVERY_S)):
+                return
 
     def close(self, drain_s: float = 0.0) -> None:
         """Accepts nothing more, and ends all connections: those that rest at once, the others after ``drain_s``."""
@@ -374,26 +397,44 @@ class SnapshotServer:
     def _forget(self, connection: _ServedConnection, thread: threading.Thread) -> None:
         with self._lock:
             self._pending.pop(connection, None)
-            self._known.discard(connection)
+            self._known.pop(connection, None)
             self._threads.discard(thread)
         with contextlib.suppress(OSError):
             connection.socket.close()
 
-    def _admit(self, connection: _ServedConnection) -> None:
+    def _admit(self, connection: _ServedConnection, namespace: str) -> None:
         with self._lock:
             if connection.is_known:
                 return
             if connection not in self._pending:  # another one has its place
                 raise ConnectionEnded("crowded out")
             same = sum(each.address == connection.address for each in self._known)
-            if len(self._known) >= self._limits.connections or same >= self._limits.connections_of_address:
+            if same >= self._limits.connections_of_address:
                 raise NotServed(
                     Refusal.BUSY,
                     f"the server has {len(self._known)} connections, {same} of this address: use fewer, or try later",
                 )
+            if len(self._known) >= self._limits.connections:
+                self._take_place(namespace)
             del self._pending[connection]
-            self._known.add(connection)
-            connection.is_known = True
+            self._known[connection] = None
+            connection.is_known, connection.namespace = True, namespace
+
+    def _take_place(self, namespace: str) -> None:
+        """Shuts down a connection of the namespace that has the most; one that rests, if any. The lock is held."""
+        counts = collections.Counter(each.namespace for each in self._known)
+        crowded, most = counts.most_common(1)[0]
+        if most <= counts[namespace] + 1:
+            raise NotServed(
+                Refusal.BUSY,
+                f"the server has {len(self._known)} connections, {counts[namespace]} of this namespace: use fewer, or "
+                "try later",
+            )
+        of_crowded = [each for each in self._known if each.namespace == crowded]
+        taken = next((each for each in of_crowded if each.is_idle), of_crowded[0])
+        del self._known[taken]
+        shut_down(taken.socket)
+        self._counts["crowded out"] += 1
 
     # Requests.
 
@@ -445,7 +486,7 @@ class SnapshotServer:
         except NotGenuine as error:
             raise NotServed(Refusal.NOT_ADMITTED, str(error)) from error
         self._check_time(capability)
-        self._admit(connection)
+        self._admit(connection, capability.namespace)
         self._held.enter(capability)
         connection.socket.settimeout(self._limits.stall_s)
         return capability
@@ -478,6 +519,8 @@ class SnapshotServer:
                 raise Malformed(f"op: expected put, get, list, drop or stat, found {str(other)[:80]!r}")
 
     def _put(self, tls: ssl.SSLSocket, capability: Capability, request: Mapping[str, Any]) -> None:
+        if self._draining.is_set():
+            raise NotServed(Refusal.BUSY, "the server is about to end: use another one")
         key, size_bytes = text(request, "key"), number(request, "bytes")
         stall_s = self._limits.stall_s
         if_absent = request.get("if_absent") is True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import signal
 import socket
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +31,19 @@ from gracepoint.snapshots.exchange import (
     frame,
     read_frame,
 )
-from gracepoint.snapshots.snapshot_client import SnapshotClient
 from gracepoint.wire.capability import Right
-from tests.unit.snapshots.fakes.servers import KEY, MIB, NAME, Served, asked, capability, deadline, ends, shown
+from tests.unit.snapshots.fakes.servers import (
+    KEY,
+    LATE,
+    MIB,
+    Served,
+    ServedByProcess,
+    asked,
+    capability,
+    deadline,
+    ends,
+    shown,
+)
 from tests.waiting import until
 
 pytestmark = pytest.mark.integration
@@ -193,6 +202,18 @@ def test_a_workload_fills_its_own_part_and_no_more(served: Served) -> None:
     other.put("1/1/0/a", of(bytes(8 * MIB)), deadline())
 
 
+def test_all_workloads_of_a_namespace_together_fill_its_part_and_no_more(serve: Callable[..., Served]) -> None:
+    served = serve(namespace_bytes=MIB)
+    for number in range(4):
+        served.client(shown(f"uid-{number}", namespace="greedy")).put("1/1/0/a", of(bytes(MIB // 5)), deadline())
+    another = served.client(shown("uid-4", namespace="greedy"))
+    with pytest.raises(SnapshotsFull, match=f"the namespace has .* of {MIB} bytes"):
+        another.put("1/1/0/a", of(bytes(MIB // 4)), deadline())
+    served.client(shown("uid-5", namespace="other")).put("1/1/0/a", of(bytes(MIB // 2)), deadline())
+    served.client(shown("uid-0", namespace="greedy")).drop("", deadline())
+    another.put("1/1/0/a", of(bytes(MIB // 4)), deadline())
+
+
 def test_a_size_that_no_memory_has_is_refused_before_a_byte_is_sent(served: Served) -> None:
     with served.link(shown()) as link:
         assert asked(link, op="put", key="1/1/0/a", bytes=(1 << 63) - 1)["refused"] == Refusal.FULL
@@ -336,6 +357,21 @@ def test_connections_beyond_their_number_are_refused_and_others_continue(serve: 
             served.client().entries("", deadline())
 
 
+def test_a_namespace_with_many_connections_keeps_no_other_out(serve: Callable[..., Served]) -> None:
+    served = serve(connections=4, connections_of_address=8)
+    with contextlib.ExitStack() as kept:
+        greedy = shown("uid-1", namespace="greedy")
+        busy, *resting = (kept.enter_context(served.link(greedy)) for _ in range(4))
+        assert asked(busy, op="put", key="1/1/0/a", bytes=4) == {}
+        other = kept.enter_context(served.link(shown("uid-2", namespace="other")))
+        assert ends(resting[0])  # the oldest that rests
+        with served.link() as link:
+            assert asked(link, op="hello", capability=greedy)["refused"] == Refusal.BUSY
+        busy.sendall(b"data" + CHECKSUM.pack(crc32(b"data")))
+        assert read_frame(busy, 30)["key"] == "1/1/0/a"
+        assert asked(other, op="list", under="", after="") == {"bytes": 2}
+
+
 def test_strangers_cannot_fill_the_log(served: Served, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(30):
         with served.link() as link:
@@ -420,39 +456,76 @@ def test_a_server_that_ends_does_not_wait_for_ever(served: Served) -> None:
     assert served.used_bytes() == 0
 
 
-def test_the_process_serves_and_ends_by_sigterm_and_loads_no_numpy(tmp_path: Path) -> None:
-    made = Served(tmp_path)
-    made.close()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-X", "importtime", "-m", "gracepoint.snapshots"]
-    command += ["--certificate", str(made.files.certificate), "--key", str(made.files.key)]
-    command += ["--capability-keys", str(made.files.capability_keys), "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--capacity-bytes", str(8 * MIB)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ})
-    try:
-        assert process.stderr is not None
-        imported = []
-        while "serving snapshots" not in (line := process.stderr.readline()):
-            imported.append(line.rpartition("|")[2].strip())
-            assert line, imported[-10:]
-        assert not {"jax", "numpy", "tensorstore", "gracepoint.checkpoint"} & set(imported)
-        pem = made.authority.cert_pem.bytes().decode()
-        text = shown(until=int(time.time()) + 100)
-        client = SnapshotClient(("127.0.0.1", port), server_name=NAME, authorities=lambda: pem, capability=lambda: text)
-        client.put("1/1/0/a", of(b"data"), deadline())
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-        client.close()
-    finally:
-        process.kill()
-        process.communicate(timeout=60)
+@pytest.fixture
+def serve_by_process(tmp_path: Path) -> Iterator[Callable[..., ServedByProcess]]:
+    with contextlib.ExitStack() as ended:
+
+        def start(*options: str, python: Sequence[str] = ()) -> ServedByProcess:
+            served = ServedByProcess(tmp_path, "--capacity-bytes", str(8 * MIB), *options, python=python)
+            ended.callback(served.close)
+            return served
+
+        yield start
+
+
+def test_the_process_serves_and_ends_by_sigterm_and_loads_no_numpy(
+    serve_by_process: Callable[..., ServedByProcess],
+) -> None:
+    served = serve_by_process(python=["-X", "importtime"])
+    client = served.client(shown(until=LATE))
+    client.put("1/1/0/a", of(b"data"), deadline())
+    client.drop("", deadline())
+    served.process.send_signal(signal.SIGTERM)
+    assert served.process.wait(60) == 0
+    imported = {line.rpartition("|")[2].strip() for line in served.log.read_text().splitlines()}
+    assert "gracepoint.snapshots.snapshot_server" in imported
+    assert not {"jax", "numpy", "tensorstore", "gracepoint.checkpoint"} & imported
+
+
+def test_a_process_that_is_to_end_gives_what_it_has_and_ends_when_it_is_dropped(
+    serve_by_process: Callable[..., ServedByProcess],
+) -> None:
+    """As in a rolling update: the job sends its part elsewhere meanwhile, and then drops it here."""
+    served = serve_by_process("--drain-s", "3600")
+    client = served.client(shown(until=LATE))
+    client.put("1/1/0/a", of(b"data"), deadline())
+    served.process.send_signal(signal.SIGTERM)
+    until(lambda: "ending within" in served.log.read_text(), "the process to begin to end")
+
+    def is_refused() -> bool:
+        try:
+            client.put("2/1/0/a", of(b"data"), deadline())
+        except SnapshotsUnavailable as error:
+            return "about to end" in str(error)
+        return False
+
+    until(is_refused, "new values to be refused")
+    out = bytearray(4)
+    served.client(shown(until=LATE)).get_into("1/1/0/a", memoryview(out), deadline())  # on a new connection
+    assert out == b"data"
+    client.drop_before(3, deadline())
+    assert served.process.wait(60) == 0
+
+
+@pytest.mark.parametrize("again", [[], [signal.SIGTERM]], ids=["its time is over", "it is told again"])
+def test_a_process_that_is_to_end_does_not_wait_for_ever(
+    serve_by_process: Callable[..., ServedByProcess], again: list[signal.Signals]
+) -> None:
+    served = serve_by_process("--drain-s", "3600" if again else "0.1")
+    client = served.client(shown(until=LATE))
+    client.put("1/1/0/a", of(b"data"), deadline())
+    served.process.send_signal(signal.SIGTERM)
+    until(lambda: "ending within" in served.log.read_text(), "the process to begin to end")
+    for number in again:
+        served.process.send_signal(number)
+    assert served.process.wait(60) == 0
 
 
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
         ("--capacity-bytes", str(1 << 60), "can still have"),
+        ("--connections", str(1 << 30), "as this process may open"),
         ("--capability-keys", "/nowhere", "cannot serve snapshots"),
     ],
 )

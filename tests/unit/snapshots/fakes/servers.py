@@ -1,27 +1,34 @@
-"""A real snapshot server on loopback with certificates and keys of its own, and clients and bare sockets to it."""
+"""Real snapshot servers on loopback with certificates and keys of their own, and clients and bare sockets to them."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import json
+import re
 import socket
 import ssl
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import trustme
 
 from gracepoint.deadline import Deadline
-from gracepoint.snapshots.exchange import frame, read_frame
+from gracepoint.snapshots.exchange import frame, read_frame, receive
 from gracepoint.snapshots.snapshot_client import SnapshotClient
 from gracepoint.snapshots.snapshot_server import SnapshotFiles, SnapshotLimits, SnapshotServer
 from gracepoint.wire.capability import Capability, Right, write_capability
+from tests.waiting import until
 
 NAME = "snapshots.gracepoint.test"
 KEY = bytes(range(32))
 MIB = 1 << 20
+#: When capabilities end for servers that go by the real clock.
+LATE = 1 << 40
 OWN = frozenset({Right.WRITE, Right.READ, Right.DROP})
 
 
@@ -46,24 +53,19 @@ def shown(workload: str = "uid-1", *, key_id: str = "a", key: bytes = KEY, **cha
     return write_capability(capability(workload, **changes), key_id, key)
 
 
-class Served:
-    """A server with virtual clocks: ``age_s`` for ages, ``epoch_s`` for the end of capabilities."""
+class _Reached:
+    """A server that listens on ``port`` with certificate and keys in files, and whoever speaks to it."""
 
-    def __init__(self, folder: Path, **limits: Any) -> None:
-        self.age_s = 0.0
-        self.epoch_s = 1000.0
+    port: int
+
+    def __init__(self, folder: Path) -> None:
+        self._clients = contextlib.ExitStack()
         self.files = SnapshotFiles(
             certificate=folder / "tls.crt", key=folder / "tls.key", capability_keys=folder / "keys"
         )
         self.authority = trustme.CA()
         self.certify(self.authority)
         self.set_keys(a=KEY)
-        patient: dict[str, Any] = {"handshake_s": 30.0, "header_s": 30.0, "stall_s": 30.0}
-        self._limits = SnapshotLimits(**patient | {"capacity_bytes": 64 * MIB, "workload_bytes": 32 * MIB} | limits)
-        self._clients = contextlib.ExitStack()
-        self.server = SnapshotServer(
-            self.files, self._limits, "127.0.0.1", clock=lambda: self.age_s, now=lambda: self.epoch_s
-        )
 
     def certify(self, authority: trustme.CA) -> None:
         """Gives the server a new certificate."""
@@ -81,7 +83,7 @@ class Served:
         text = shown() if text is None else text
         pem = (authority or self.authority).cert_pem.bytes().decode()
         client = SnapshotClient(
-            ("127.0.0.1", self.server.port),
+            ("127.0.0.1", self.port),
             server_name=NAME,
             authorities=lambda: pem,
             capability=text if callable(text) else lambda: text,
@@ -101,8 +103,23 @@ class Served:
 
     @contextlib.contextmanager
     def bare(self, address: str = "127.0.0.1") -> Iterator[socket.socket]:
-        with socket.create_connection(("127.0.0.1", self.server.port), timeout=30, source_address=(address, 0)) as raw:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=30, source_address=(address, 0)) as raw:
             yield raw
+
+
+class Served(_Reached):
+    """A server with virtual clocks: ``age_s`` for ages, ``epoch_s`` for the end of capabilities."""
+
+    def __init__(self, folder: Path, **limits: Any) -> None:
+        super().__init__(folder)
+        self.age_s = 0.0
+        self.epoch_s = 1000.0
+        patient: dict[str, Any] = {"handshake_s": 30.0, "header_s": 30.0, "stall_s": 30.0}
+        self._limits = SnapshotLimits(**patient | {"capacity_bytes": 64 * MIB, "workload_bytes": 32 * MIB} | limits)
+        self.server = SnapshotServer(
+            self.files, self._limits, "127.0.0.1", clock=lambda: self.age_s, now=lambda: self.epoch_s
+        )
+        self.port = self.server.port
 
     def used_bytes(self) -> int:
         return int(self.server.figures()["used_bytes"])
@@ -110,6 +127,57 @@ class Served:
     def close(self) -> None:
         self._clients.close()
         self.server.close()
+
+
+class ServedByProcess(_Reached):
+    """``python -m gracepoint.snapshots`` with its own clocks. What it says is in the file ``log``.
+
+    Args:
+        folder: For its files.
+        options: Of the command line.
+        python: Options of Python.
+    """
+
+    def __init__(self, folder: Path, *options: str, python: Sequence[str] = ()) -> None:
+        super().__init__(folder)
+        self.log = folder / "log"
+        files = {"--certificate": self.files.certificate, "--key": self.files.key}
+        named = files | {"--capability-keys": self.files.capability_keys, "--host": "127.0.0.1", "--port": 0}
+        words = [str(word) for pair in named.items() for word in pair]
+        command = [sys.executable, *python, "-m", "gracepoint.snapshots", *words, *options]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, stderr=log)
+        try:
+            until(lambda: self._said() or self.process.poll() is not None, "the server to serve, or to end")
+            found = self._said()
+            assert found is not None, self.log.read_text()
+            self.port = int(found[1])
+        except BaseException:
+            self.close()
+            raise
+
+    def _said(self) -> re.Match[str] | None:
+        return re.search(r"serving snapshots port=(\d+)", self.log.read_text())
+
+    def resident_bytes(self, at_most: bool = False) -> int:
+        """Memory that the process has now, or had at most."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        (kib,) = re.findall(rf"^{'VmHWM' if at_most else 'VmRSS'}:\s+(\d+) kB$", status, re.M)
+        return int(kib) * 1024
+
+    def figures(self) -> dict[str, Any]:
+        """What the server says of itself to the operator."""
+        with self.link(shown("operator", rights=frozenset({Right.STAT}), until=LATE)) as link:
+            size_bytes = int(asked(link, op="stat")["bytes"])
+            body = bytearray(size_bytes)
+            receive(link, memoryview(body), 30.0)
+        figures: dict[str, Any] = json.loads(body)
+        return figures
+
+    def close(self) -> None:
+        self._clients.close()
+        self.process.kill()
+        self.process.wait(60)
 
 
 def asked(link: ssl.SSLSocket, **request: object) -> dict[str, Any]:
