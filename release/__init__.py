@@ -1,1 +1,1 @@
-"""What a release is made of beside the wheel and the chart: the plugin of kubectl, for krew."""
+"""What is published: ``python -m release`` makes a release of a commit, and ``krew`` the plugin of kubectl."""

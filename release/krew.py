@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import io
 import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import yaml
@@ -39,26 +40,30 @@ def write(wheel: Path, uri: str, folder: Path) -> Path:
         raise ValueError(f"found {uri}, expected the folder of the archive: https://.../")
     folder.mkdir(parents=True, exist_ok=True)
     archive = folder / f"kubectl-gracepoint-{version}.tar.gz"
-    archive.write_bytes(
-        _archive([(LAUNCHER, 0o755), (wheel, 0o644), (ROOT / "constraints.txt", 0o644), (ROOT / "LICENSE", 0o644)])
-    )
+    others = (wheel, ROOT / "constraints.txt", ROOT / "LICENSE")
+    archive.write_bytes(pack([_entry(LAUNCHER, 0o755), *(_entry(path, 0o644) for path in others)]))
     manifest = folder / "gracepoint.yaml"
     manifest.write_text(yaml.safe_dump(_manifest(version, uri + archive.name, archive.read_bytes()), sort_keys=False))
     return manifest
 
 
-def _archive(files: list[tuple[Path, int]]) -> bytes:
+def pack(entries: Iterable[tuple[tarfile.TarInfo, bytes]]) -> bytes:
+    """Returns a compressed archive of files, the same each time."""
     packed = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as compressed,
         tarfile.open(fileobj=compressed, mode="w") as tar,
     ):
-        for path, mode in files:
-            entry = tarfile.TarInfo(path.name)
-            entry.size, entry.mode = path.stat().st_size, mode
-            with path.open("rb") as data:
-                tar.addfile(entry, data)
+        for entry, content in entries:
+            tar.addfile(entry, io.BytesIO(content))
     return packed.getvalue()
+
+
+def _entry(path: Path, mode: int) -> tuple[tarfile.TarInfo, bytes]:
+    content = path.read_bytes()
+    entry = tarfile.TarInfo(path.name)
+    entry.size, entry.mode = len(content), mode
+    return entry, content
 
 
 def _manifest(version: str, uri: str, archive: bytes) -> dict[str, object]:

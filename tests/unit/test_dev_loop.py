@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import yaml
 from packaging.specifiers import SpecifierSet
 
 import gracepoint
+from release.__main__ import REPEATED, write_version
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,16 +30,28 @@ def project() -> dict[str, Any]:
 
 def targets() -> dict[str, list[str]]:
     """The Makefile's targets and what they need."""
-    return {name: needs.split() for name, needs in re.findall(r"^([a-z-]+):([^=#\n]*)", read("Makefile"), re.M)}
+    return {name: needs.split() for name, needs in re.findall(r"^([a-z-]+):(?!=)([^=#\n]*)", read("Makefile"), re.M)}
 
 
 def test_the_package_the_library_the_chart_and_the_changelog_name_one_version() -> None:
     version = project()["project"]["version"]
     chart = yaml.safe_load(read("charts/gracepoint/Chart.yaml"))
-    assert gracepoint.__version__ == version
-    assert (chart["version"], chart["appVersion"]) == (version, version)
+    assert gracepoint.__version__ == version, "run: make generate"
+    assert (chart["version"], chart["appVersion"]) == (version, version), "run: make generate"
     released = re.findall(r"^## \[(.+?)\]", read("CHANGELOG.md"), re.M)
     assert released[0] == version
+
+
+def test_library_and_chart_take_their_version_from_pyproject(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "7.8.9"\n')
+    for name in REPEATED:
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(read(name))
+    write_version(tmp_path)
+    code, chart = ((tmp_path / name).read_text() for name in REPEATED)
+    assert '__version__ = "7.8.9"\n' in code
+    assert re.findall(r"^(?:v|appV)ersion: (.*)", chart, re.M) == ["7.8.9", "7.8.9"]
+    assert (code, chart) != tuple(map(read, REPEATED))
 
 
 def test_images_and_charts_that_pages_name_with_a_version_have_this_one() -> None:
@@ -62,19 +76,60 @@ def test_pinned_versions_run_on_the_oldest_python_that_is_promised() -> None:
     assert not too_new, f"expected versions that Python {oldest} can have, as `make env` installs them there"
 
 
-def test_the_hooks_before_a_commit_are_the_checks_of_make_check() -> None:
+def test_hooks_before_a_commit_run_ruff_on_the_commits_files_alone() -> None:
     hooks = yaml.safe_load(read(".pre-commit-config.yaml"))["repos"][0]["hooks"]
-    assert [hook["entry"] for hook in hooks] == [f"make {check}" for check in targets()["check"]]
-    assert {(hook["language"], hook["pass_filenames"]) for hook in hooks} == {("system", False)}
+    assert [hook["entry"].split()[:2] for hook in hooks] == [[".venv/bin/ruff", "check"], [".venv/bin/ruff", "format"]]
+    assert all("pass_filenames" not in hook and "--force-exclude" in hook["entry"] for hook in hooks)
 
 
-def test_the_hosted_workflow_runs_targets_that_exist_and_need_no_root() -> None:
-    jobs = yaml.safe_load(read(".github/workflows/checks.yaml"))["jobs"]
-    steps = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
-    named = [step.removeprefix("make ") for step in steps]
-    assert {"check", "test-unit", "test-contract"} <= set(named)
+@pytest.mark.integration
+def test_help_shows_eight_commands_and_help_all_the_others() -> None:
+    def shown(target: str) -> list[str]:
+        argv = ["make", "--no-print-directory", target]
+        return subprocess.run(
+            argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        ).stdout.splitlines()
+
+    *lines, rest = shown("help")
+    every_day = ["env", "check", "test", "test-unit", "test-cluster", "demo", "try", "docs"]
+    assert ([line.split()[0] for line in lines], "make help-all" in rest) == (every_day, True)
+    listed = [line.split()[0] for line in shown("help-all") if line.startswith("  ")]
+    assert sorted(listed) == sorted(targets())
+
+
+def workflow(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(read(f".github/workflows/{name}.yaml"))
+    return loaded
+
+
+def workflow_steps() -> Iterator[dict[str, Any]]:
+    for name in ("checks", "release"):
+        for job in workflow(name)["jobs"].values():
+            yield from job.get("steps", [])
+
+
+def test_hosted_workflows_run_targets_that_exist_and_need_no_root() -> None:
+    named = {name for step in workflow_steps() for name in re.findall(r"\bmake ([a-z-]+)", step.get("run", ""))}
+    assert {"check", "test-unit", "test-contract", "test-cluster", "release", "krew"} <= named
     for target in named:
         assert not {"parts", "system"} & set(targets()[target]), target
+
+
+def test_hosted_workflows_name_the_version_of_each_action() -> None:
+    used = [step["uses"] for step in workflow_steps() if "uses" in step]
+    assert [action for action in used if not re.search(r"@(release/)?v\d+$", action)] == []
+
+
+def test_hosted_checks_run_on_the_oldest_and_the_newest_python_that_is_claimed() -> None:
+    claimed = re.findall(r":: Python :: (3\.\d+)$", "\n".join(project()["project"]["classifiers"]), re.M)
+    assert project()["project"]["requires-python"] == f">={claimed[0]}"
+    assert workflow("checks")["jobs"]["checks"]["strategy"]["matrix"]["python"] == [claimed[0], claimed[-1]]
+
+
+def test_the_environment_has_every_dependency_group() -> None:
+    groups = project()["dependency-groups"]
+    assert [entry["include-group"] for entry in groups["dev"]] == [name for name in groups if name != "dev"]
+    assert "--group dev" in read("Makefile")
 
 
 def test_changelog_fragments_have_a_kind_with_a_heading() -> None:

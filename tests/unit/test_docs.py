@@ -25,8 +25,8 @@ from gracepoint_operator.webhooks.release_contract import ContractViolation, rel
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     page.relative_to(ROOT)
-    for folder in (".", "docs", "charts/gracepoint", "examples/transformer", "examples/from_orbax", "examples/adapters")
-    for page in (ROOT / folder).glob("*.md")
+    for folder in (".", "docs", "docs/decisions", "charts/gracepoint", "examples/*")
+    for page in ROOT.glob(f"{folder}/*.md")
 )
 EXAMPLES = sorted(path.relative_to(ROOT) for path in (ROOT / "examples").glob("*.yaml"))
 
@@ -132,10 +132,43 @@ def test_rows_of_tables_are_short_enough_to_be_read_in_a_terminal(page: Path) ->
             assert len(line) <= 200, f"{page}:{number} has {len(line)} characters"
 
 
+#: Pages whose lines are wrapped: `make wrap PAGES="..."` does it.
+WRAPPED = [page for page in PAGES if page.is_relative_to("docs/decisions") or page.name == "releasing.md"]
+
+
+def lines_that_can_be_wrapped(page: Path) -> Iterator[tuple[int, str]]:
+    """Not those of blocks of code and of tables, and none that is one word, such as an address."""
+    fenced = False
+    for number, line in enumerate(text(page).splitlines(), start=1):
+        fenced ^= line.lstrip().startswith("```")
+        if not fenced and not line.startswith(("|", "    ", "![", "[![")) and " " in line.strip("-* "):
+            yield number, line
+
+
+@pytest.mark.parametrize("page", WRAPPED, ids=str)
+def test_lines_of_pages_are_short_enough_to_be_reviewed(page: Path) -> None:
+    assert [f"{page}:{number}" for number, line in lines_that_can_be_wrapped(page) if len(line) > 120] == []
+
+
 def test_every_page_is_in_the_index() -> None:
     index = text(Path("docs/README.md"))
     missing = [p.name for p in (ROOT / "docs").glob("*.md") if f"]({p.name})" not in index and p.name != "README.md"]
     assert missing == []
+
+
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
+
+
+@pytest.mark.parametrize("number", range(1, len(DECISIONS) + 1))
+def test_a_decision_is_a_short_record_that_the_index_lists(number: int) -> None:
+    page = DECISIONS[number - 1].read_text(encoding="utf-8")
+    title, when, *parts = page.split("\n\n")
+    assert DECISIONS[number - 1].name.startswith(f"{number:04}-")
+    assert f"- [{title.removeprefix('# ')}]({DECISIONS[number - 1].name})\n" in text(Path("docs/decisions/README.md"))
+    assert title.startswith(f"# {number}. ")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d · (accepted|superseded by \d+)", when)
+    assert re.findall(r"^\*\*(\w+)\.\*\*", "\n".join(parts), re.M) == ["Context", "Decision", "Rejected"]
+    assert len(page.split()) <= 300
 
 
 class Loader(yaml.SafeLoader):

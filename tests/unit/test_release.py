@@ -1,4 +1,4 @@
-"""A release: the wheel is the same each time it is built, and each extra brings what it needs and nothing else."""
+"""A release is the same each time it is made, and what it has works. Each extra brings what it needs alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ import yaml
 from packaging.requirements import Requirement
 
 from release import krew
+from release.__main__ import IMAGES, ROOT, SUMS, ReleaseError, commands, write_release
 from tests.built_wheel import build
+from tests.chart.helm import helm_program
+from tests.testcluster.api import ClusterError
 
 pytestmark = pytest.mark.integration
 
@@ -42,6 +45,13 @@ def test_a_wheel_contains_the_packages_and_no_tests(wheel: Path) -> None:
         tops = {name.partition("/")[0] for name in archive.namelist()}
     packages = {top for top in tops if not top.endswith(".dist-info")}
     assert packages == {"gracepoint", "gracepoint_operator", "gracepoint_cli"}
+
+
+def test_a_wheel_names_what_users_need_and_nothing_of_developers(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        extras = email.message_from_bytes(archive.read(name)).get_all("Provides-Extra")
+    assert extras == ["jax", "gcs", "s3", "operator", "cli"]
 
 
 def test_a_wheel_runs_where_nothing_else_is_installed(wheel: Path, tmp_path: Path) -> None:
@@ -133,3 +143,94 @@ def test_the_plugin_of_krew_says_which_python_it_needs(wheel: Path, tmp_path: Pa
     assert (done.returncode, "Python 3.11 or newer" in done.stderr) == (3, True), done
     with pytest.raises(ValueError, match="expected the folder"):
         krew.write(wheel, "https://releases.example/0.2", tmp_path)
+
+
+DIGEST = f"sha256:{'5e' * 32}"
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A release of the present commit, for a registry, with the digest of an image."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout of git")
+    try:
+        helm_program()
+    except ClusterError as error:
+        pytest.skip(f"no helm: HELM is not set, none is on the PATH, and {error}")
+    folder = tmp_path_factory.mktemp("release")
+    write_release(folder, registry="registry.example.com/team", digest=DIGEST)
+    return folder
+
+
+def sums(folder: Path) -> dict[str, str]:
+    lines = [line.split("  ") for line in (folder / SUMS).read_text().splitlines()]
+    return {name: digest for digest, name in lines}
+
+
+def published(folder: Path, pattern: str) -> Path:
+    (path,) = folder.glob(pattern)
+    return path
+
+
+def test_a_release_has_every_file_that_is_published_with_its_checksum(release: Path) -> None:
+    version = metadata.version("gracepoint")
+    images = [f"{image}-{version}-context.tar.gz" for image in IMAGES]
+    others = [f"gracepoint-operator-{version}.cdx.json", f"gracepoint-{version}.tgz"]
+    package = [f"gracepoint-{version}-py3-none-any.whl", f"gracepoint-{version}.tar.gz"]
+    assert sorted(sums(release)) == sorted([*images, *others, *package])
+    for name, digest in sums(release).items():
+        assert hashlib.sha256((release / name).read_bytes()).hexdigest() == digest
+    told = commands(release, version, "registry.example.com/team")
+    assert [name for name in (*images, others[1], *package) if name not in told] == []
+
+
+def test_a_release_is_the_same_each_time_it_is_made(release: Path, tmp_path: Path) -> None:
+    write_release(tmp_path, registry="registry.example.com/team", digest=DIGEST)
+    assert sums(tmp_path) == sums(release)
+
+
+def test_the_wheel_of_a_release_says_its_version_in_a_new_environment(release: Path, tmp_path: Path) -> None:
+    python = tmp_path / "env" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], timeout=60, check=True)
+    wheel = published(release, "*.whl")
+    pip = [sys.executable, "-m", "pip", f"--python={python}", "install", "--quiet", "--no-index", str(wheel)]
+    subprocess.run(pip, timeout=110, check=True)
+    code = "import gracepoint; print(gracepoint.__version__, gracepoint.__file__)"
+    said = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said.split()[0] == wheel.name.split("-")[1]
+    assert said.split()[1].startswith(str(tmp_path))
+
+
+def test_the_chart_of_a_release_is_without_faults_and_names_the_image_by_its_digest(release: Path) -> None:
+    chart = published(release, "*.tgz")
+    subprocess.run([helm_program(), "lint", "--strict", chart], capture_output=True, timeout=60, check=True)
+    argv = [helm_program(), "template", str(chart), "--set=admission.token=0123456789abcdef", "--kube-version=1.30.0"]
+    shown = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout
+    images = {line.split()[-1].strip('"') for line in shown.splitlines() if line.strip().startswith("image: ")}
+    assert images == {f"registry.example.com/team/gracepoint-operator@{DIGEST}"}
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_the_context_of_an_image_has_all_that_its_dockerfile_copies_and_nothing_else(
+    release: Path, image: str, tmp_path: Path
+) -> None:
+    with tarfile.open(published(release, f"{image}-*-context.tar.gz")) as tar:
+        tar.extractall(tmp_path, filter="data")
+    dockerfile = (tmp_path / IMAGES[image]).read_text()
+    copied = " ".join(re.findall(r"^COPY (.+) \S+$", dockerfile, re.M)).split()
+    assert [name for name in copied if not (tmp_path / name).exists()] == []
+    tops = {name.partition("/")[0] for name in (*copied, IMAGES[image])}
+    assert {path.name for path in tmp_path.iterdir()} == tops
+    assert [
+        path for path in tmp_path.rglob("*") if path.name in ("__pycache__", "tests") or "egg-info" in path.name
+    ] == []
+
+
+def test_a_release_is_refused_where_its_names_do_not_agree(release: Path, tmp_path: Path) -> None:
+    with pytest.raises(ReleaseError, match=r"found tag v0\.0\.1 on a commit of version"):
+        write_release(tmp_path / "release", tag="v0.0.1")
+    with pytest.raises(ReleaseError, match="expected sha256"):
+        write_release(tmp_path / "release", digest=DIGEST)
+    (tmp_path / "mine").touch()
+    with pytest.raises(ReleaseError, match="found other files"):
+        write_release(tmp_path)

@@ -197,8 +197,8 @@ def test_nothing_is_watched_without_a_limit() -> None:
         assert {thread.name for thread in threading.enumerate()} == before
 
 
-def test_the_threads_that_stay_are_those_that_the_page_of_decisions_explains(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "decisions.md").read_text()
+def test_the_threads_that_stay_are_those_that_the_decision_explains(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "decisions" / "0028-eight-threads.md").read_text()
     explained = set(re.findall(r"^\| `(gracepoint-[\w-]+)` \|", page, re.MULTILINE))
     before = set(threading.enumerate())
     with gracepoint.attach(tmp_path):
