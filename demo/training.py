@@ -139,8 +139,16 @@ class TrainingRun:
         pod["volumes"] = [{"name": "shared", "hostPath": host_path}]
         return items
 
-    def start(self, change: Callable[[Json], None] = lambda workload: None) -> None:
-        """Creates the workload; ``change`` may change it in place before.
+    def start(
+        self,
+        change: Callable[[Json], None] = lambda workload: None,
+        template: Callable[[Json], None] = lambda template: None,
+    ) -> None:
+        """Creates the workload.
+
+        Args:
+            change: May change it in place before.
+            template: The same for the template of its pods, which may be in another object.
 
         Raises:
             ClusterError: A run of this name was here before, or the API server refused the workload.
@@ -154,6 +162,7 @@ class TrainingRun:
                 os.chmod(each, 0o777)  # trainers are not root
         items = self._manifests()
         change(items[-1])
+        template(self.form.pod_template(items))
         for item in items:
             self.cluster.kubectl("create", "-f", "-", stdin=json.dumps(item))
 

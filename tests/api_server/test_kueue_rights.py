@@ -14,6 +14,15 @@ from tests.testcluster.shell import wait_until
 
 OPERATOR = f"--as=system:serviceaccount:{NAMESPACE}:gp-gracepoint"
 WHY = "the operator changes nothing in a Workload of Kueue but its unhealthy nodes"
+OPEN = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+STATUS = {
+    "unhealthyNodes": {
+        "type": "array",
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["name"],
+        "items": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
+    }
+}
 #: Of Kueue's definition, what is needed here.
 DEFINITION = {
     "apiVersion": "apiextensions.k8s.io/v1",
@@ -29,9 +38,7 @@ DEFINITION = {
                 "served": True,
                 "storage": True,
                 "subresources": {"status": {}},
-                "schema": {
-                    "openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
-                },
+                "schema": {"openAPIV3Schema": {**OPEN, "properties": {"status": {**OPEN, "properties": STATUS}}}},
             }
         ],
     },
@@ -48,7 +55,8 @@ def guarded(server: ApiServer, tmp_path: Path) -> Iterator[ApiServer]:
     server.define(bodies=(DEFINITION,))
     body = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "metadata": {"name": "one"}}
     server.kubectl("create", "--namespace=default", "--filename=-", stdin=json.dumps(body))
-    patch = json.dumps({"status": {"conditions": [ADMITTED], "admission": ADMISSION}})
+    before = {"conditions": [ADMITTED], "admission": ADMISSION, "unhealthyNodes": [{"name": "node-0"}]}
+    patch = json.dumps({"status": before})
     server.kubectl(*_patch(patch))
     with may_read(server, "workloads.kueue.x-k8s.io/status"):
         yield server
@@ -77,7 +85,8 @@ def test_operator_names_unhealthy_nodes_and_evicts_for_them_alone(guarded: ApiSe
     )
     evicted = {"type": "Evicted", "status": "True", "reason": "NodeFailures"}
     assert said(guarded, unhealthyNodes=[{"name": "node-1"}]) == ""
-    assert said(guarded, conditions=[ADMITTED, evicted]) == ""
+    assert said(guarded, unhealthyNodes=None) == ""
+    assert said(guarded, conditions=[ADMITTED, evicted], unhealthyNodes=None) == ""
     refused: dict[str, dict[str, object]] = {
         "another quota": {"admission": {"clusterQueue": "other"}},
         "a field that was not there": {"clusterName": "other"},
@@ -87,3 +96,27 @@ def test_operator_names_unhealthy_nodes_and_evicts_for_them_alone(guarded: ApiSe
     }
     for what, status in refused.items():
         assert WHY in said(guarded, **status), what
+
+
+def test_kueue_cannot_take_out_the_nodes_that_the_operator_has_named(guarded: ApiServer) -> None:
+    """It writes by server-side apply, in which a field stays as long as another client owns it."""
+
+    def names() -> str:
+        target = ("get", "workloads", "one", "--namespace=default")
+        return guarded.kubectl(*target, "--output=jsonpath={.status.unhealthyNodes[*].name}").stdout
+
+    def operator_writes(nodes: list[dict[str, str]] | None) -> None:
+        guarded.kubectl(*_patch(json.dumps({"status": {"unhealthyNodes": nodes}})), OPERATOR)
+
+    def kueue_applies(**status: object) -> None:
+        meta = {"name": "one", "namespace": "default"}
+        body = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "metadata": meta, "status": status}
+        how = ("--server-side", "--force-conflicts", "--field-manager=kueue-admission", "--subresource=status")
+        guarded.kubectl("apply", *how, "--filename=-", stdin=json.dumps(body))
+
+    operator_writes([{"name": "node-1"}])
+    kueue_applies(unhealthyNodes=[{"name": "node-1"}])
+    kueue_applies()
+    assert names() == "node-1"
+    operator_writes(None)
+    assert names() == ""

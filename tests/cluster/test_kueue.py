@@ -13,7 +13,7 @@ import pytest
 
 from demo import install, nodes
 from demo.forms import JOB, JOBSET, TRAINJOB, Form
-from demo.snapshot import Json
+from demo.snapshot import PROCESSES, Json
 from demo.training import TrainingRun
 from gracepoint.wire.messages import Phase
 from tests.cluster import elastic_run
@@ -31,6 +31,8 @@ PRIORITY = "kueue.x-k8s.io/priority-class"
 TIME_LIMIT = "kueue.x-k8s.io/max-exec-time-seconds"
 WORKLOADS = "workloads.kueue.x-k8s.io"
 HOSTNAME = "kubernetes.io/hostname"
+#: A scheduling gate of the test's own.
+HOLD = "gracepoint.test/hold"
 #: Enough for the two processes of a run, and for nothing beside them.
 QUOTA = {"cpu": "500m", "memory": "2Gi"}
 MIDDLE = 20
@@ -247,10 +249,14 @@ def slowed(change: Callable[[Json], None]) -> Callable[[Json], None]:
 
 
 def placed_objects() -> list[Json]:
-    """A queue whose pods are pinned to nodes."""
+    """A queue whose pods are pinned to nodes, with twice the quota of a run.
+
+    When Kueue 0.15.0 replaces a node, it asks for quota of what it replaces although that has its quota.
+    """
     api = "kueue.x-k8s.io/v1beta1"
-    resources = [{"name": name, "nominalQuota": quota} for name, quota in QUOTA.items()]
-    group = {"coveredResources": list(QUOTA), "flavors": [{"name": "placed", "resources": resources}]}
+    quota = {"cpu": "1", "memory": "4Gi"}
+    resources = [{"name": name, "nominalQuota": amount} for name, amount in quota.items()]
+    group = {"coveredResources": list(quota), "flavors": [{"name": "placed", "resources": resources}]}
     return [
         {
             "apiVersion": api,
@@ -279,31 +285,133 @@ def placed_objects() -> list[Json]:
     ]
 
 
-def placed(body: Json) -> None:
-    """Lets Kueue choose the node of each pod."""
-    body["metadata"].setdefault("labels", {})[QUEUE] = "placed"
-    (job,) = body["spec"]["replicatedJobs"]
-    meta = job["template"]["spec"]["template"].setdefault("metadata", {})
-    meta.setdefault("annotations", {})["kueue.x-k8s.io/podset-unconstrained-topology"] = "true"
-
-
-@pytest.mark.parametrize("queued", [pytest.param(JOBSET, id="JobSet")], indirect=True)
-def test_pods_that_kueue_pins_to_nodes_return_on_other_nodes(queued: TrainingRun, undisturbed: TrainingRun) -> None:
-    run, cluster = queued, queued.cluster
+@pytest.fixture
+def placed(queued: TrainingRun) -> TrainingRun:
+    """A run of each kind whose pods are to be pinned to nodes, not started."""
     made = json.dumps({"apiVersion": "v1", "kind": "List", "items": placed_objects()})
-    cluster.kubectl("apply", "--filename=-", stdin=made)
-    run.start(placed)
-    run.wait_for_step(MIDDLE, timeout_s=240)
-    home = run.wait_for_pods()[0].node
-    pod = json.loads(cluster.kubectl("get", "pods", f"--namespace={NAMESPACE}", "--output=json").stdout)["items"][0]
-    assert HOSTNAME in pod["spec"]["nodeSelector"], "Kueue pins it"
+    queued.cluster.kubectl("apply", "--filename=-", stdin=made)
+    return queued
+
+
+def in_placed_queue(body: Json) -> None:
+    body["metadata"].setdefault("labels", {})[QUEUE] = "placed"
+
+
+def pinned(template: Json) -> None:
+    """Lets Kueue choose the node of each pod. A step takes long enough to be disturbed twice."""
+    annotations = template.setdefault("metadata", {}).setdefault("annotations", {})
+    annotations["kueue.x-k8s.io/podset-unconstrained-topology"] = "true"
+    template["spec"]["containers"][0]["args"].append("--pace=0.4")
+
+
+def pods_of(run: TrainingRun) -> list[Json]:
+    query = ("get", "pods", f"--namespace={NAMESPACE}", f"--selector={run.form.name_label}={run.name}")
+    found: list[Json] = json.loads(run.cluster.kubectl(*query, "--output=json").stdout)["items"]
+    return found
+
+
+def condition_of(run: TrainingRun, name: str) -> Json:
+    """A condition of Kueue's Workload of a run. Empty if there is none."""
+    conditions = kueue_workload(run).get("status", {}).get("conditions", [])
+    return next((dict(item) for item in conditions if item["type"] == name), {})
+
+
+def named_nodes(run: TrainingRun) -> list[str]:
+    """The nodes that Kueue is asked to replace."""
+    return [item["name"] for item in kueue_workload(run)["status"].get("unhealthyNodes", [])]
+
+
+def test_pods_that_kueue_pins_to_nodes_return_on_other_nodes_each_time(
+    placed: TrainingRun, undisturbed: TrainingRun
+) -> None:
+    run, cluster = placed, placed.cluster
+    run.start(in_placed_queue, pinned)
+    for epoch, step in enumerate((5, 30)):
+        home = run.wait_for_trainers(step)[0].node
+        assert all(HOSTNAME in pod["spec"]["nodeSelector"] for pod in pods_of(run)), "Kueue pins them"
+        nodes.taint(cluster, home)
+        assert run.wait_for_phase(Phase.COMMITTED, epoch=epoch, timeout_s=120)["status"]["stepsLost"] == 0
+        run.wait_for_record("that it trains again", lambda status: "restoredStep" in status, timeout_s=180)
+        assert home not in {pod.node for pod in run.wait_for_pods()}
+        assert condition_of(run, "Evicted") == {}, "Kueue replaced the node"
+        wait_until("the name to be taken out", lambda: named_nodes(run) == [], timeout_s=30)
+        nodes.untaint(cluster, home)
+    run.wait_for_end(timeout_s=300)
+    assert run.compare(undisturbed).differences == ()
+    assert run.look().restarts_counted == 0
+
+
+def test_a_run_whose_node_has_no_replacement_waits_in_the_queue(placed: TrainingRun, undisturbed: TrainingRun) -> None:
+    run, cluster = placed, placed.cluster
+    home, *others = cluster.nodes
+    for node in others:
+        cluster.kubectl("cordon", node)
+    run.start(in_placed_queue, pinned)
+    assert {pod.node for pod in run.wait_for_trainers(10)} == {home}
     nodes.taint(cluster, home)
     assert run.wait_for_phase(Phase.COMMITTED, timeout_s=120)["status"]["stepsLost"] == 0
+    wait_until("Kueue to evict it", lambda: waits(kueue_workload(run)), timeout_s=60)
+    assert condition_of(run, "Evicted")["reason"] == "NodeFailures"
+    wait_until("the pods to go", lambda: not pods_of(run), timeout_s=60)
+    assert named_nodes(run) == []
+
+    for node in others:
+        cluster.kubectl("uncordon", node)
     run.wait_for_record("that it trains again", lambda status: "restoredStep" in status, timeout_s=180)
     assert home not in {pod.node for pod in run.wait_for_pods()}
     run.wait_for_end(timeout_s=300)
     assert run.compare(undisturbed).differences == ()
     assert run.look().restarts_counted == 0
+
+
+@pytest.mark.parametrize("queued", [pytest.param(JOBSET, id="JobSet"), pytest.param(JOB, id="Job")], indirect=True)
+def test_a_run_that_is_pinned_to_a_node_that_goes_before_it_starts_is_placed_anew(
+    placed: TrainingRun, undisturbed: TrainingRun
+) -> None:
+    """Kueue leaves a Workload alone whose node is healthy, and whose pods cannot be bound."""
+    run, cluster = placed, placed.cluster
+
+    def held(template: Json) -> None:
+        pinned(template)
+        template["spec"]["schedulingGates"] = [{"name": HOLD}]
+
+    run.start(in_placed_queue, held)
+    home = held_at(run)
+    nodes.taint(cluster, home)
+    let_go(run)
+
+    def is_evicted() -> bool:
+        return "Gracepoint: pods are pinned" in condition_of(run, "Evicted").get("message", "")
+
+    wait_until("the operator to evict it", is_evicted, timeout_s=90)
+    assert held_at(run) != home
+    let_go(run)
+    run.wait_for_end(timeout_s=300)
+    assert run.compare(undisturbed).differences == ()
+    assert run.look().restarts_counted == 0
+
+
+def held_pods(run: TrainingRun) -> list[Json]:
+    """The pods that Kueue has pinned to nodes, and that the test holds."""
+    return [
+        pod
+        for pod in pods_of(run)
+        if pod["spec"].get("schedulingGates") == [{"name": HOLD}] and "deletionTimestamp" not in pod["metadata"]
+    ]
+
+
+def held_at(run: TrainingRun) -> str:
+    """The node to which Kueue has pinned all pods, once it has."""
+    wait_until("Kueue to pin the pods", lambda: len(held_pods(run)) == PROCESSES, timeout_s=120)
+    (node,) = {pod["spec"]["nodeSelector"][HOSTNAME] for pod in held_pods(run)}
+    return str(node)
+
+
+def let_go(run: TrainingRun) -> None:
+    patch = json.dumps([{"op": "remove", "path": "/spec/schedulingGates"}])
+    for pod in held_pods(run):
+        name = pod["metadata"]["name"]
+        run.cluster.kubectl("patch", "pod", name, f"--namespace={NAMESPACE}", "--type=json", "--patch", patch)
 
 
 @pytest.mark.parametrize("queued", [pytest.param(JOB, id="Job")], indirect=True)

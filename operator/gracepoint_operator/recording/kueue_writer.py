@@ -5,12 +5,15 @@ pods that are made anew. An affinity cannot keep them away. So the operator tell
 
 * When a gang has saved for a preemption and leaves, the nodes that the preemption names go into
   ``status.unhealthyNodes``. Kueue then assigns another node, or evicts the Workload if there is none
-  (TASFailedNodeReplacement, on since Kueue 0.14). It replaces one node at a time and clears the field, so each node is
-  named when the field is empty, and only once for each preemption: Kueue may choose the same node again, because it
-  looks at taints and not at other signals.
+  (TASFailedNodeReplacement, on since Kueue 0.14). It replaces one node at a time, so each node is named when the field
+  is empty, and only once for each preemption: Kueue may choose the same node again, because it looks at taints and not
+  at other signals.
+* The operator takes these names out again: once the node is replaced or the Workload is evicted, or ``ANSWERED_S``
+  later. Kueue cannot, because it writes by server-side apply, which leaves alone what another client has written. And
+  a Workload in which a node is named is not looked after by Kueue, and gets no nodes when it is admitted again.
 * If pods are pinned to such a node all the same and cannot be bound there for ``PINNED_S``, the operator evicts the
-  Workload, once for each start of the gang. Kueue suspends the job, which is not counted as a restart, and assigns
-  nodes anew. Kueue 0.17 and newer ends such pods itself.
+  Workload, once for each node and start of the gang. Kueue suspends the job, which is not counted as a restart, and
+  assigns nodes anew. Kueue 0.17 and newer ends such pods itself.
 
 Runs as tasks of a write queue on the controller's event loop. Both replicas may ask: the second one finds the field
 filled, or the node replaced.
@@ -36,10 +39,11 @@ log = logging.getLogger(__name__)
 
 #: How long pods may be pinned to a node that is going away without being bound to it, in seconds.
 PINNED_S = 30.0
+#: How long Kueue has to replace a node, in seconds. It does so within two.
+ANSWERED_S = 20.0
 #: How long after the end of a preemption its nodes are still replaced, in seconds. Then the gang has started anew.
 _LEAVES_S = 60.0
 _HOSTNAME = "kubernetes.io/hostname"
-_MANAGER = "gracepoint"
 
 
 @dataclasses.dataclass
@@ -49,13 +53,17 @@ class _Asked:
     Attributes:
         preemption: Name of the preemption for which nodes were named.
         nodes: These nodes.
-        evicted: The last start of the gang for which the Workload was evicted. -1: none.
+        named_at: Since when nodes are named in the Workload, in seconds since the epoch. None: none is.
+        start: The start of the gang for which the Workload was evicted: its latest preemption, and its restarts.
+        evicted: The nodes for which it was.
         pinned: The nodes to which pods are pinned, by the UIDs of the pods that were read. It does not change.
     """
 
     preemption: str = ""
     nodes: set[str] = dataclasses.field(default_factory=set)
-    evicted: int = -1
+    named_at: float | None = None
+    start: tuple[str, int] = ("", 0)
+    evicted: set[str] = dataclasses.field(default_factory=set)
     pinned: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -82,15 +90,18 @@ class KueueWriter:
 
     def look(self, gang: GangSnapshot) -> float | None:
         """Asks for other nodes soon if the gang needs them. Returns when to look again even if nothing changes."""
-        leaving, pinned, now = self._leaving(gang), self._waiting(gang), self._clock()
-        if not (leaving or pinned) or not (entries := self._cache.suspensions.queue_entries(gang.workload_uid)):
+        leaving, waiting, now = self._leaving(gang), _waiting(gang), self._clock()
+        named_at = self._asked.get(gang.workload_uid, _Asked()).named_at
+        if not (leaving or waiting or named_at is not None):
             return None
-        late_at = [pod.created_at + PINNED_S for pod in pinned]
-        if leaving or any(at <= now for at in late_at):
+        entries = self._cache.suspensions.queue_entries(gang.workload_uid)
+        late_at = [pod.created_at + PINNED_S for pod in waiting]
+        if leaving or named_at is not None or any(at <= now for at in late_at):
             for entry in entries:
                 self._workloads[entry] = gang.workload_uid
                 self._write_queue.touch(entry)
-        return min((at for at in late_at if at > now), default=None)
+        times = late_at if named_at is None else [*late_at, named_at + ANSWERED_S]
+        return min((at for at in times if at > now), default=None) if entries else None
 
     def forget(self, uid: str) -> None:
         """Forgets a workload."""
@@ -113,13 +124,6 @@ class KueueWriter:
         known = asked.nodes if asked.preemption == preemption.name else ()
         return [node for node in preemption.spec.nodes if node not in known]
 
-    def _waiting(self, gang: GangSnapshot) -> list[Pod]:
-        """The pods without a node, unless the Workload was evicted for this start of the gang before."""
-        asked = self._asked.get(gang.workload_uid, _Asked())
-        if gang.workload is None or asked.evicted == gang.workload.restarts:
-            return []
-        return [pod for pod in gang.processes if not (pod.node or pod.finished or pod.deletion_at is not None)]
-
     async def _write(self, entry: Key) -> None:
         try:
             kind = await self._api.preferred(objects.KUEUE_WORKLOADS)
@@ -129,48 +133,62 @@ class KueueWriter:
         if (uid := self._workloads.get(entry)) is None:
             return
         gang = self._cache.gang(uid)
-        conditions = true_conditions(body.get("status") or {})
-        if "Admitted" not in conditions or "Evicted" in conditions:
-            return
-        if leaving := self._leaving(gang):
-            await self._replace(kind, body, gang, leaving)
-        elif pinned := self._waiting(gang):
-            await self._evict_if_pinned(kind, body, gang, pinned)
+        asked = self._asked.setdefault(uid, _Asked())
+        body = await self._take_back(kind, body, asked)
+        if _is_admitted(body):
+            if leaving := self._leaving(gang):
+                await self._replace(kind, body, gang, leaving)
+            elif waiting := _waiting(gang):
+                await self._evict_if_pinned(kind, body, gang, waiting)
+
+    async def _take_back(self, kind: Kind, body: JsonObject, asked: _Asked) -> JsonObject:
+        """Takes out of the Workload which nodes are replaced, or will not be. Returns it as it is then."""
+        named = _unhealthy(body)
+        assigned = set(assigned_nodes(body)) if _is_admitted(body) else set()
+        late = asked.named_at is not None and asked.named_at + ANSWERED_S <= self._clock()
+        kept = [node for node in named if node in assigned and not (late and node in asked.nodes)]
+        if kept != named:
+            body = await self._change(kind, body, {"unhealthyNodes": [{"name": node} for node in kept] or None})
+        if not kept:
+            asked.named_at = None
+        elif asked.named_at is None:
+            asked.named_at = self._clock()
+        return body
 
     async def _replace(self, kind: Kind, body: JsonObject, gang: GangSnapshot, leaving: Sequence[str]) -> None:
         """Names one of these nodes, once those that were named before are replaced."""
-        if body["status"].get("unhealthyNodes"):
-            return  # the watch brings the Workload again
-        preemption = _latest(gang)
-        asked = self._asked.setdefault(gang.workload_uid, _Asked())
+        preemption, asked = _latest(gang), self._asked[gang.workload_uid]
         if preemption is None:
             return
         if asked.preemption != preemption.name:
             asked.preemption, asked.nodes = preemption.name, set()
+        if asked.named_at is not None:
+            asked.nodes |= set(leaving) & set(_unhealthy(body))  # which the other replica has named
+            return  # the watch brings the Workload again
         assigned = set(assigned_nodes(body))
         node = next((node for node in leaving if node in assigned), None)
         if node is not None:
-            meta = {"resourceVersion": body["metadata"]["resourceVersion"]}
-            status = {"unhealthyNodes": [{"name": node}]}
+            await self._change(kind, body, {"unhealthyNodes": [{"name": node}]})
+            asked.named_at = self._clock()
             namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
-            await self._api.merge_status(kind, namespace, name, {"metadata": meta, "status": status})
             log.info("asked Kueue to replace a node", extra=about(namespace=namespace, workload=name, node=node))
         asked.nodes |= {other for other in leaving if other not in assigned or other == node}
 
-    async def _evict_if_pinned(self, kind: Kind, body: JsonObject, gang: GangSnapshot, pinned: Sequence[Pod]) -> None:
+    async def _evict_if_pinned(self, kind: Kind, body: JsonObject, gang: GangSnapshot, waiting: Sequence[Pod]) -> None:
         """Evicts the Workload if pods wait in vain for a node that goes away."""
-        asked = self._asked.setdefault(gang.workload_uid, _Asked())
+        asked, preemption = self._asked[gang.workload_uid], _latest(gang)
         if gang.workload is None or not any(assigned_nodes(body)):
             return
-        late = [pod for pod in pinned if pod.created_at + PINNED_S <= self._clock()]
+        late = [pod for pod in waiting if pod.created_at + PINNED_S <= self._clock()]
         asked.pinned = {pod.uid: asked.pinned[pod.uid] for pod in late if pod.uid in asked.pinned}
         wanted = {node for pod in late if (node := await self._pinned_to(pod, asked.pinned))}
-        preemption = _latest(gang)
+        start = ("" if preemption is None else preemption.name, gang.workload.restarts)
+        if asked.start != start:
+            asked.start, asked.evicted = start, set()
         left = set() if preemption is None else set(preemption.spec.nodes)
-        going = sorted(wanted & (self._cache.objects.disrupted_nodes | left))
+        going = sorted((wanted & (self._cache.objects.disrupted_nodes | left)) - asked.evicted)
         if not going:
             return
-        namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
         condition = {
             "type": "Evicted",
             "status": "True",
@@ -179,18 +197,21 @@ class KueueWriter:
             "message": f"Gracepoint: pods are pinned to {', '.join(going[:10])}, which is going away",
             "lastTransitionTime": format_time(self._clock())[:19] + "Z",
         }
-        evicted = {
-            "apiVersion": kind.api_version,
-            "kind": "Workload",
-            "metadata": {"namespace": namespace, "name": name, "uid": body["metadata"]["uid"]},
-            "status": {"conditions": [condition]},
-        }
-        await self._api.apply_status(kind, namespace, name, evicted, manager=_MANAGER)
-        asked.evicted = gang.workload.restarts
+        others = [item for item in body["status"].get("conditions") or () if item.get("type") != "Evicted"]
+        await self._change(kind, body, {"conditions": [*others, condition], "unhealthyNodes": None})
+        asked.evicted |= set(going)
+        asked.named_at = None
+        namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
         log.warning(
             "evicted a workload of Kueue, as its pods are pinned to nodes that are going away",
             extra=about(namespace=namespace, workload=name, nodes=", ".join(going)),
         )
+
+    async def _change(self, kind: Kind, body: JsonObject, status: JsonObject) -> JsonObject:
+        """Changes the status of this version of a Workload. Returns it as it is then."""
+        meta = body["metadata"]
+        change = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "status": status}
+        return await self._api.merge_status(kind, meta["namespace"], meta["name"], change)
 
     async def _pinned_to(self, pod: Pod, known: dict[str, str]) -> str:
         """The node to which a pod is pinned. Empty if it is pinned to none, or gone. Each pod is read once."""
@@ -204,6 +225,21 @@ class KueueWriter:
         if not spec.get("schedulingGates"):  # Kueue pins a pod before it takes the gate away
             known[pod.uid] = node
         return node
+
+
+def _waiting(gang: GangSnapshot) -> list[Pod]:
+    """The pods without a node."""
+    return [pod for pod in gang.processes if not (pod.node or pod.finished or pod.deletion_at is not None)]
+
+
+def _is_admitted(body: JsonObject) -> bool:
+    conditions = true_conditions(body.get("status") or {})
+    return "Admitted" in conditions and "Evicted" not in conditions
+
+
+def _unhealthy(body: JsonObject) -> list[str]:
+    """The nodes that Kueue is asked to replace."""
+    return [str(item["name"]) for item in (body.get("status") or {}).get("unhealthyNodes") or ()]
 
 
 def assigned_nodes(body: JsonObject) -> Iterator[str]:

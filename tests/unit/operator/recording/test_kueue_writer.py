@@ -10,7 +10,7 @@ import pytest
 from gracepoint.wire.messages import Phase
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.client import JsonObject
-from gracepoint_operator.recording.kueue_writer import PINNED_S, assigned_nodes
+from gracepoint_operator.recording.kueue_writer import ANSWERED_S, PINNED_S, assigned_nodes
 from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
@@ -103,9 +103,52 @@ async def test_nodes_are_named_one_after_the_other_as_kueue_replaces_them(api: M
         await replica.report(Phase.COMMITTED)
         await until(lambda: unhealthy(api) == ["node-1"], "the first node to be named")
         await asyncio.sleep(QUIET_S)
-        assert unhealthy(api) == ["node-1"], "Kueue replaces one, and clears the field"
-        kueue_writes(replica, assigned("node-3", "node-2"))
+        assert unhealthy(api) == ["node-1"], "Kueue replaces one at a time"
+        kueue_writes(replica, assigned("node-3", "node-2", unhealthy=("node-1",)))
         await until(lambda: unhealthy(api) == ["node-2"], "the second node to be named")
+        kueue_writes(replica, assigned("node-3", "node-4", unhealthy=("node-2",)))
+        await until(lambda: unhealthy(api) == [], "no name to be left")
+
+
+@pytest.mark.parametrize(
+    "conditions", [pytest.param({}, id="replaced"), pytest.param({"Evicted": "NodeFailures"}, id="evicted")]
+)
+async def test_the_name_is_taken_out_of_the_workload_as_kueue_cannot(
+    api: MemoryApi, clock: Clock, conditions: dict[str, str]
+) -> None:
+    """Else Kueue would no longer look after the Workload, and would assign no nodes at the next admission."""
+    async with running(api, clock) as replica:
+        await saved(replica)
+        await until(lambda: unhealthy(api) == ["node-1"], "the node to be named")
+        nodes = ("node-1", "node-2") if conditions else ("node-3", "node-2")
+        kueue_writes(replica, assigned(*nodes, unhealthy=("node-1",), **conditions))
+        await until(lambda: unhealthy(api) == [], "no name to be left")
+
+
+async def test_a_node_that_kueue_does_not_replace_is_not_named_for_long(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        await saved(replica)
+        await until(lambda: unhealthy(api) == ["node-1"], "the node to be named")
+        kueue_writes(replica, stored(api))
+        clock.move(ANSWERED_S - 1)
+        await asyncio.sleep(QUIET_S)
+        assert unhealthy(api) == ["node-1"]
+        clock.move(2)
+        await until(lambda: unhealthy(api) == [], "no name to be left")
+        kueue_writes(replica, assigned("node-1", "node-2"))
+        await asyncio.sleep(QUIET_S)
+        assert unhealthy(api) == [], "once for each preemption"
+
+
+async def test_what_kueue_itself_has_named_stays(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        await saved(replica)
+        await until(lambda: unhealthy(api) == ["node-1"], "the node to be named")
+        kueue_writes(replica, assigned("node-3", "node-2", unhealthy=("node-1", "node-2")))
+        await until(lambda: unhealthy(api) == ["node-2"], "the replaced node to be taken out")
+        clock.move(ANSWERED_S + 1)
+        await asyncio.sleep(QUIET_S)
+        assert unhealthy(api) == ["node-2"]
 
 
 @pytest.mark.parametrize(
@@ -165,6 +208,28 @@ async def test_a_workload_whose_pods_are_pinned_to_a_node_that_goes_is_evicted_o
         clock.move(100)
         await asyncio.sleep(QUIET_S)
         assert not evicted(api), "once for each start"
+
+
+async def test_a_workload_is_evicted_for_each_node_that_goes_also_if_it_is_a_job_whose_restarts_nobody_counts(
+    api: MemoryApi, clock: Clock
+) -> None:
+    async with running(api, clock) as replica:
+        await saved(replica)
+        await until(lambda: unhealthy(api) == ["node-1"], "the node to be named")
+        await started_again(replica, clock, "node-1")
+        clock.move(PINNED_S + 1)
+        await until(lambda: evicted(api) == "NodeFailures", "the Workload to be evicted")
+        assert unhealthy(api) == []
+        for index, where in enumerate(("node-1", "node-2")):
+            replica.drop(kinds.PODS, pinned(index, where, clock()))
+        replica.taint("node-2")
+        kueue_writes(replica, assigned("node-2"))
+        for index in (0, 1):
+            again = pinned(index, "node-2", clock())
+            again["metadata"]["uid"] += "-again"
+            replica.see(kinds.PODS, again)
+        clock.move(PINNED_S + 1)
+        await until(lambda: evicted(api) == "NodeFailures", "the Workload to be evicted again")
 
 
 async def test_a_workload_whose_pods_wait_for_another_node_is_left_alone(api: MemoryApi, clock: Clock) -> None:
