@@ -285,12 +285,11 @@ def placed_objects() -> list[Json]:
     ]
 
 
-@pytest.fixture
-def placed(queued: TrainingRun) -> TrainingRun:
-    """A run of each kind whose pods are to be pinned to nodes, not started."""
+@pytest.fixture(scope="module")
+def placement(queue: Cluster) -> None:
+    """The queue whose pods are pinned to nodes."""
     made = json.dumps({"apiVersion": "v1", "kind": "List", "items": placed_objects()})
-    queued.cluster.kubectl("apply", "--filename=-", stdin=made)
-    return queued
+    queue.kubectl("apply", "--filename=-", stdin=made)
 
 
 def in_placed_queue(body: Json) -> None:
@@ -321,10 +320,11 @@ def named_nodes(run: TrainingRun) -> list[str]:
     return [item["name"] for item in kueue_workload(run)["status"].get("unhealthyNodes", [])]
 
 
+@pytest.mark.usefixtures("placement")
 def test_pods_that_kueue_pins_to_nodes_return_on_other_nodes_each_time(
-    placed: TrainingRun, undisturbed: TrainingRun
+    queued: TrainingRun, undisturbed: TrainingRun
 ) -> None:
-    run, cluster = placed, placed.cluster
+    run, cluster = queued, queued.cluster
     run.start(in_placed_queue, pinned)
     for epoch, step in enumerate((5, 30)):
         home = run.wait_for_trainers(step)[0].node
@@ -341,8 +341,9 @@ def test_pods_that_kueue_pins_to_nodes_return_on_other_nodes_each_time(
     assert run.look().restarts_counted == 0
 
 
-def test_a_run_whose_node_has_no_replacement_waits_in_the_queue(placed: TrainingRun, undisturbed: TrainingRun) -> None:
-    run, cluster = placed, placed.cluster
+@pytest.mark.usefixtures("placement")
+def test_a_run_whose_node_has_no_replacement_waits_in_the_queue(queued: TrainingRun, undisturbed: TrainingRun) -> None:
+    run, cluster = queued, queued.cluster
     home, *others = cluster.nodes
     for node in others:
         cluster.kubectl("cordon", node)
@@ -364,12 +365,13 @@ def test_a_run_whose_node_has_no_replacement_waits_in_the_queue(placed: Training
     assert run.look().restarts_counted == 0
 
 
+@pytest.mark.usefixtures("placement")
 @pytest.mark.parametrize("queued", [pytest.param(JOBSET, id="JobSet"), pytest.param(JOB, id="Job")], indirect=True)
 def test_a_run_that_is_pinned_to_a_node_that_goes_before_it_starts_is_placed_anew(
-    placed: TrainingRun, undisturbed: TrainingRun
+    queued: TrainingRun, undisturbed: TrainingRun
 ) -> None:
     """Kueue leaves a Workload alone whose node is healthy, and whose pods cannot be bound."""
-    run, cluster = placed, placed.cluster
+    run, cluster = queued, queued.cluster
 
     def held(template: Json) -> None:
         pinned(template)
