@@ -8,6 +8,7 @@ capability (``gracepoint.wire.capability``), and by nothing else.
 * ``exchange`` is what both sides send: frames, keys, refusals.
 * ``held_values`` is what a server holds, and the exact account of its memory. It has no threads and no sockets.
 * ``snapshot_server`` is ports, threads and limits. ``snapshot_client`` is the other side.
+* ``snapshot_servers`` is what one process of a job sees of many servers: where its part goes, and where others are.
 
 It needs the standard library alone. With ISA-L (``gracepoint[jax]``), checksums cost a fifth.
 """

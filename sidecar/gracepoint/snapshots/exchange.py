@@ -7,6 +7,7 @@ frame, and is answered by one frame before the next request:
 |---|---|---|
 | hello | capability | – ; the first request of a connection, and again when the capability is renewed |
 | put | key, bytes, if_absent | – ; then the client sends the bytes and their CRC-32 (4 bytes), and is answered again |
+| link | key, of, generation | – ; the value has the bytes of another one, which are held once |
 | get | key, start, bytes, generation | bytes, size, checksum, generation; then the bytes |
 | list | under, after | bytes; then a JSON array of entries in order. Asked again with the last key until it is empty |
 | drop | under, or before_step | values, bytes |

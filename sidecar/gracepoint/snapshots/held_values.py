@@ -4,7 +4,8 @@ Any thread may call ``HeldValues``; one lock guards all of its state, and nothin
 reserved before the first byte of a value is accepted. It is given back when the value is dropped, replaced or not
 completed; if somebody still reads the value, when the last reader has ended. A value costs its bytes and
 ``VALUE_BYTES`` more, for its key, its record and the rest of its last page. So a flood of empty values fills a
-workload's own part of the memory, and not the server.
+workload's own part of the memory, and not the server. Values of one workload may have the same bytes (``link``), which
+count once, until the last of these values is gone.
 
 A value can be seen once all of it has arrived and its checksum fits. A workload sees only its own values, of its
 capability's attempt and of earlier ones. Once a newer attempt has shown a capability to write, an earlier one can
@@ -55,15 +56,30 @@ class NotServed(Exception):
 
 
 @dataclasses.dataclass(eq=False)
+class _Bytes:
+    """The bytes of a value, or of several values of one workload.
+
+    Attributes:
+        size_bytes: How many.
+        mapping: The mapping that has them. None if there are none.
+        memory: The bytes.
+        values: How many values have them. The last one gives them back.
+    """
+
+    size_bytes: int
+    mapping: mmap.mmap | None = None
+    memory: memoryview = dataclasses.field(default_factory=lambda: memoryview(b""))
+    values: int = 1
+
+
+@dataclasses.dataclass(eq=False)
 class HeldValue:
     """A value, or memory for one. Its fields, but for its memory, are guarded by the lock of ``HeldValues``.
 
     Attributes:
         place: What its key says.
         workload: Whose it is.
-        mapping: The mapping that has its bytes. None if it has no bytes.
-        memory: Its bytes.
-        size_bytes: Its size.
+        bytes: Its bytes, which do not change once they are complete.
         checksum: CRC-32 of its bytes, once they are complete.
         generation: Identifies this version.
         written_s: When it was complete, by the clock of ``HeldValues``.
@@ -73,9 +89,7 @@ class HeldValue:
 
     place: ValuePlace
     workload: _Workload
-    size_bytes: int
-    mapping: mmap.mmap | None = None
-    memory: memoryview = dataclasses.field(default_factory=lambda: memoryview(b""))
+    bytes: _Bytes
     checksum: int = 0
     generation: str = ""
     written_s: float = 0.0
@@ -86,6 +100,16 @@ class HeldValue:
     def key(self) -> str:
         """Its key."""
         return self.place.key
+
+    @property
+    def size_bytes(self) -> int:
+        """Its size."""
+        return self.bytes.size_bytes
+
+    @property
+    def memory(self) -> memoryview:
+        """Its bytes."""
+        return self.bytes.memory
 
 
 @dataclasses.dataclass(eq=False)
@@ -183,39 +207,18 @@ class HeldValues:
         Raises:
             NotServed: Here, or by the function: there is no memory, or the capability does not allow it.
         """
-        _check_right(capability, Right.WRITE)
-        place = ValuePlace.of(key)
-        if place.attempt != capability.attempt:
-            raise NotServed(
-                Refusal.NOT_ADMITTED,
-                f"{key}: attempt {capability.attempt} may write its own values, and this key is of {place.attempt}",
-            )
+        place = _own_place(capability, key)
         with self._lock:
             workload = self._writable(capability)
             self._check_absent(workload, key, if_absent)
-            if len(workload.values) >= _VALUES:
-                raise NotServed(Refusal.FULL, f"{key}: the workload has {_VALUES} values here: drop older steps")
-            cost_bytes = size_bytes + VALUE_BYTES
-            limit_bytes = min(self._workload_bytes, capability.max_bytes)
-            less = "drop older steps, or raise the limit"
-            for what, used_bytes, allowed_bytes, advice in (
-                ("the workload has", workload.used_bytes, limit_bytes, less),
-                ("the namespace has", self._used_of_namespace[workload.namespace], self._namespace_bytes, less),
-                ("all have", self._used_bytes, self.capacity_bytes, "use another server, or give it more memory"),
-            ):
-                if used_bytes + cost_bytes > allowed_bytes:
-                    raise NotServed(
-                        Refusal.FULL,
-                        f"{key} of {size_bytes} bytes: {what} {used_bytes} of {allowed_bytes} bytes here: {advice}",
-                    )
-            value = HeldValue(place, workload, size_bytes, users=1)
-            self._account(workload, cost_bytes)
-            value.mapping = self._take_spare(size_bytes)
+            self._reserve(workload, capability, key, size_bytes)
+            held = _Bytes(size_bytes, self._take_spare(size_bytes))
+            value = HeldValue(place, workload, held, users=1)
         try:
             try:
-                if value.mapping is None and size_bytes:  # there are no empty mappings
-                    value.mapping = _new_mapping(size_bytes)
-                value.memory = memoryview(bytearray() if value.mapping is None else value.mapping)[:size_bytes]
+                if held.mapping is None and size_bytes:  # there are no empty mappings
+                    held.mapping = _new_mapping(size_bytes)
+                held.memory = memoryview(bytearray() if held.mapping is None else held.mapping)[:size_bytes]
             except (OSError, MemoryError) as error:
                 raise NotServed(Refusal.FULL, f"{key}: the system has no {size_bytes} bytes: {error}") from error
 
@@ -226,6 +229,27 @@ class HeldValues:
         finally:
             self._let_go(value)
 
+    def link(self, capability: Capability, key: str, of: str, generation: str) -> StoredValue:
+        """Makes a value with the bytes of another one, which are held once for both.
+
+        Args:
+            capability: Who writes.
+            key: Key of the value.
+            of: Key of the other value, of the same workload.
+            generation: The version of the other value.
+
+        Raises:
+            NotServed: There is no such version, or no memory, or the capability does not allow it.
+        """
+        place = _own_place(capability, key)
+        _check_right(capability, Right.READ)
+        with self._lock:
+            workload = self._writable(capability)
+            other = self._readable(capability, of, generation)
+            self._reserve(workload, capability, key, 0)
+            other.bytes.values += 1
+            return self._shown(HeldValue(place, workload, other.bytes), other.checksum)
+
     @contextlib.contextmanager
     def reading(self, capability: Capability, key: str, generation: str) -> Iterator[HeldValue]:
         """Yields a value. Its memory stays until the block ends.
@@ -235,12 +259,7 @@ class HeldValues:
         """
         _check_right(capability, Right.READ)
         with self._lock:
-            workload = self._workloads.get(capability.workload)
-            value = workload.values.get(key) if workload and workload.namespace == capability.namespace else None
-            if value is None or value.place.attempt > capability.attempt:
-                raise NotServed(Refusal.NOT_FOUND, f"{key}: the workload has no such value here")
-            if generation and value.generation != generation:
-                raise NotServed(Refusal.REPLACED, f"{key}: expected {generation}, found {value.generation}")
+            value = self._readable(capability, key, generation)
             value.users += 1
         try:
             yield value
@@ -331,6 +350,33 @@ class HeldValues:
             workload.seen_s = self._clock()
         return workload
 
+    def _readable(self, capability: Capability, key: str, generation: str) -> HeldValue:
+        workload = self._workloads.get(capability.workload)
+        value = workload.values.get(key) if workload and workload.namespace == capability.namespace else None
+        if value is None or value.place.attempt > capability.attempt:
+            raise NotServed(Refusal.NOT_FOUND, f"{key}: the workload has no such value here")
+        if generation and value.generation != generation:
+            raise NotServed(Refusal.REPLACED, f"{key}: expected {generation}, found {value.generation}")
+        return value
+
+    def _reserve(self, workload: _Workload, capability: Capability, key: str, size_bytes: int) -> None:
+        if len(workload.values) >= _VALUES:
+            raise NotServed(Refusal.FULL, f"{key}: the workload has {_VALUES} values here: drop older steps")
+        cost_bytes = size_bytes + VALUE_BYTES
+        limit_bytes = min(self._workload_bytes, capability.max_bytes)
+        less = "drop older steps, or raise the limit"
+        for what, used_bytes, allowed_bytes, advice in (
+            ("the workload has", workload.used_bytes, limit_bytes, less),
+            ("the namespace has", self._used_of_namespace[workload.namespace], self._namespace_bytes, less),
+            ("all have", self._used_bytes, self.capacity_bytes, "use another server, or give it more memory"),
+        ):
+            if used_bytes + cost_bytes > allowed_bytes:
+                raise NotServed(
+                    Refusal.FULL,
+                    f"{key} of {size_bytes} bytes: {what} {used_bytes} of {allowed_bytes} bytes here: {advice}",
+                )
+        self._account(workload, cost_bytes)
+
     def _writable(self, capability: Capability) -> _Workload:
         workload = self._entered(capability)
         self._check_newest(workload, capability)
@@ -355,13 +401,18 @@ class HeldValues:
             workload = value.workload
             self._check_newest(workload, capability)
             self._check_absent(workload, value.key, if_absent)
-            self._drop(workload, [value.key] if value.key in workload.values else [])
-            self._writes += 1
-            value.checksum, value.generation = checksum, f"{self._name}-{self._writes}"
-            value.written_s = workload.seen_s = self._clock()
-            value.is_visible = True
-            workload.values[value.key] = value
-            return self._described(value)
+            return self._shown(value, checksum)
+
+    def _shown(self, value: HeldValue, checksum: int) -> StoredValue:
+        """Makes a value visible."""
+        workload = value.workload
+        self._drop(workload, [value.key] if value.key in workload.values else [])
+        self._writes += 1
+        value.checksum, value.generation = checksum, f"{self._name}-{self._writes}"
+        value.written_s = workload.seen_s = self._clock()
+        value.is_visible = True
+        workload.values[value.key] = value
+        return self._described(value)
 
     def _let_go(self, value: HeldValue) -> None:
         with self._lock:
@@ -396,9 +447,13 @@ class HeldValues:
         """Gives back what the value costs if nobody can need it any more."""
         if value.users or value.is_visible:
             return
-        cost_bytes = value.size_bytes + VALUE_BYTES
+        held = value.bytes
+        held.values -= 1
+        cost_bytes = VALUE_BYTES + (0 if held.values else held.size_bytes)
         self._account(value.workload, -cost_bytes)
-        mapping, value.mapping, value.memory = value.mapping, None, memoryview(b"")
+        if held.values:
+            return
+        mapping, held.mapping, held.memory = held.mapping, None, memoryview(b"")
         if mapping is not None and len(mapping) >= _SPARE_BYTES:
             self._spare.setdefault(len(mapping), []).append(mapping)
             self._spare_bytes += len(mapping)
@@ -432,6 +487,18 @@ def _check_right(capability: Capability, right: Right) -> None:
     if right not in capability.rights:
         allowed = ", ".join(sorted(capability.rights)) or "nothing"
         raise NotServed(Refusal.NOT_ADMITTED, f"the capability allows {allowed}, expected {right}")
+
+
+def _own_place(capability: Capability, key: str) -> ValuePlace:
+    """Returns the place of a value that the capability lets its attempt write."""
+    _check_right(capability, Right.WRITE)
+    place = ValuePlace.of(key)
+    if place.attempt != capability.attempt:
+        raise NotServed(
+            Refusal.NOT_ADMITTED,
+            f"{key}: attempt {capability.attempt} may write its own values, and this key is of {place.attempt}",
+        )
+    return place
 
 
 def _pages(size_bytes: int) -> int:

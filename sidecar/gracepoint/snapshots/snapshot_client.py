@@ -132,6 +132,27 @@ class SnapshotClient:
 
         return self._call(f"put {key}", converse, deadline, repeatable=not if_absent)
 
+    def link(self, key: str, of: str, generation: str, deadline: Deadline) -> StoredValue:
+        """Makes a value with the bytes of another one, which the server holds once for both.
+
+        Args:
+            key: As of ``put``.
+            of: Key of the other value.
+            generation: The version that it must have.
+            deadline: When to give up.
+
+        Raises:
+            FileNotFoundError: There is no other value.
+            SnapshotReplaced: It has another generation.
+            SnapshotsFull, SnapshotRefused, SnapshotsUnavailable: As of ``put``.
+        """
+        ValuePlace.of(key)
+
+        def converse(link: _Link, go_on: Callable[[], None]) -> StoredValue:
+            return _stored(self._ask(link, go_on, op="link", key=key, of=of, generation=generation))
+
+        return self._call(f"link {key}", converse, deadline)
+
     def get_into(
         self, key: str, out: memoryview, deadline: Deadline, *, start: int = 0, generation: str = ""
     ) -> StoredValue:
@@ -185,11 +206,12 @@ class SnapshotClient:
         Which steps, attempts and parts are there is in the ``place`` of each.
         """
         entries: list[StoredValue] = []
-        while page := self._page(under, entries[-1].key if entries else "", deadline):
+        while page := self.page(under, entries[-1].key if entries else "", deadline):
             entries += page
         return entries
 
-    def _page(self, under: str, after: str, deadline: Deadline) -> list[StoredValue]:
+    def page(self, under: str, after: str, deadline: Deadline) -> list[StoredValue]:
+        """Returns some values in a folder, the first ones whose keys come after ``after``. Empty if there are none."""
         rows = self._read(f"list {under or 'all'}", deadline, op="list", under=under, after=after)
         if not isinstance(rows, list):
             raise SnapshotsUnavailable(errno.EPROTO, f"list {under}: expected a list, found {type(rows).__name__}")

@@ -502,6 +502,13 @@ class SnapshotServer:
                 self._put(tls, capability, request)
             case "get":
                 self._get(tls, capability, request)
+            case "link":
+                self._check_stays()
+                stored = self._held.link(
+                    capability, text(request, "key"), text(request, "of"), text(request, "generation")
+                )
+                self._count("links")
+                _answer(tls, self._limits.stall_s, **dataclasses.asdict(stored))
             case "list":
                 entries = self._held.entries(capability, text(request, "under"), text(request, "after"))
                 self._answer_with(tls, [dataclasses.asdict(entry) for entry in entries])
@@ -516,11 +523,14 @@ class SnapshotServer:
                     raise NotServed(Refusal.NOT_ADMITTED, f"the capability does not allow {Right.STAT}")
                 self._answer_with(tls, self.figures())
             case other:
-                raise Malformed(f"op: expected put, get, list, drop or stat, found {str(other)[:80]!r}")
+                raise Malformed(f"op: expected put, link, get, list, drop or stat, found {str(other)[:80]!r}")
 
-    def _put(self, tls: ssl.SSLSocket, capability: Capability, request: Mapping[str, Any]) -> None:
+    def _check_stays(self) -> None:
         if self._draining.is_set():
             raise NotServed(Refusal.BUSY, "the server is about to end: use another one")
+
+    def _put(self, tls: ssl.SSLSocket, capability: Capability, request: Mapping[str, Any]) -> None:
+        self._check_stays()
         key, size_bytes = text(request, "key"), number(request, "bytes")
         stall_s = self._limits.stall_s
         if_absent = request.get("if_absent") is True

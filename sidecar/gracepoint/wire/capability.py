@@ -106,9 +106,7 @@ def read_capability(text: str, keys: Mapping[str, bytes]) -> Capability:
     Raises:
         NotGenuine: It is none, or its key is not known, or its MAC is another. The message does not quote it.
     """
-    parts = text.split(".") if len(text) <= LONGEST_CHARACTERS and text.isascii() else []
-    if len(parts) != 4 or parts[0] != _VERSION:
-        raise NotGenuine(f"expected a capability, {_VERSION}.KEY_ID.PAYLOAD.MAC, found {len(text)} other characters")
+    parts = _parts(text)
     key = keys.get(parts[1])
     if key is None:
         raise NotGenuine(f"expected a capability with a known key ({', '.join(sorted(keys))}), found another key")
@@ -117,12 +115,28 @@ def read_capability(text: str, keys: Mapping[str, bytes]) -> Capability:
     return _parsed(_bytes(parts[2]))
 
 
+def unproven_capability(text: str) -> Capability:
+    """Returns what a capability says, without a proof: for who was given it, and does not have the key.
+
+    Raises:
+        NotGenuine: It is none.
+    """
+    return _parsed(_bytes(_parts(text)[2]))
+
+
 def check_key(key_id: str, key: bytes) -> None:
     """Raises WireError if a key or its name cannot be used."""
     if not _KEY_ID.fullmatch(key_id):
         raise WireError(f"key: expected a name of up to 32 letters, digits, _ and -, found {len(key_id)} characters")
     if len(key) < SHORTEST_KEY_BYTES:
         raise WireError(f"key {key_id}: expected at least {SHORTEST_KEY_BYTES} bytes, found {len(key)}")
+
+
+def _parts(text: str) -> list[str]:
+    parts = text.split(".") if len(text) <= LONGEST_CHARACTERS and text.isascii() else []
+    if len(parts) != 4 or parts[0] != _VERSION:
+        raise NotGenuine(f"expected a capability, {_VERSION}.KEY_ID.PAYLOAD.MAC, found {len(text)} other characters")
+    return parts
 
 
 def _parsed(payload: bytes) -> Capability:

@@ -252,3 +252,35 @@ def test_calls_of_a_closed_client_end(served: Served) -> None:
     with pytest.raises(SnapshotsUnavailable, match="closed"):
         read(client, KEY, 4)
     until(lambda: served.server.figures()["connections"] == 0, "the connection to end")
+
+
+def test_two_values_share_bytes_which_count_once_until_both_are_gone(served: Served) -> None:
+    client, data = served.client(), os.urandom(MIB)
+    first = client.put(KEY, of(data), deadline())
+    linked = client.link("121/1/0/w", KEY, first.generation, deadline())
+    assert (linked.bytes, linked.checksum) == (MIB, crc32(data))
+    assert linked.generation != first.generation
+    assert served.used_bytes() == MIB + 2 * 4096
+    client.drop_before(121, deadline())
+    assert served.used_bytes() == MIB + 4096
+    assert read(client, "121/1/0/w", MIB) == data
+    client.put("121/1/0/w", of(b"new"), deadline())
+    assert served.used_bytes() == 3 + 4096
+    assert served.server.figures()["links"] == 1
+
+
+def test_a_value_is_linked_to_an_exact_version_of_the_own_workload_alone(served: Served) -> None:
+    client = served.client()
+    old = client.put(KEY, of(b"old"), deadline())
+    client.put(KEY, of(b"new"), deadline())
+    with pytest.raises(SnapshotReplaced):
+        client.link("121/1/0/w", KEY, old.generation, deadline())
+    with pytest.raises(FileNotFoundError):
+        client.link("121/1/0/w", "120/1/0/none", "", deadline())
+    with pytest.raises(FileNotFoundError):
+        served.client(shown("uid-2")).link("121/1/0/w", KEY, "", deadline())
+    with pytest.raises(SnapshotRefused, match="may write its own values"):
+        client.link("121/2/0/w", KEY, "", deadline())
+    with pytest.raises(SnapshotRefused, match="expected read"):
+        served.client(shown(rights=frozenset({Right.WRITE}))).link("121/1/0/w", KEY, "", deadline())
+    assert served.used_bytes() == 3 + 4096

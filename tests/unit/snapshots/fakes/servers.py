@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import re
+import secrets
 import socket
 import ssl
 import subprocess
@@ -21,6 +22,7 @@ from gracepoint.deadline import Deadline
 from gracepoint.snapshots.exchange import frame, read_frame, receive
 from gracepoint.snapshots.snapshot_client import SnapshotClient
 from gracepoint.snapshots.snapshot_server import SnapshotFiles, SnapshotLimits, SnapshotServer
+from gracepoint.snapshots.snapshot_servers import Placement, ServerAt, SnapshotServers
 from gracepoint.wire.capability import Capability, Right, write_capability
 from tests.waiting import until
 
@@ -116,13 +118,26 @@ class Served(_Reached):
         self.epoch_s = 1000.0
         patient: dict[str, Any] = {"handshake_s": 30.0, "header_s": 30.0, "stall_s": 30.0}
         self._limits = SnapshotLimits(**patient | {"capacity_bytes": 64 * MIB, "workload_bytes": 32 * MIB} | limits)
-        self.server = SnapshotServer(
-            self.files, self._limits, "127.0.0.1", clock=lambda: self.age_s, now=lambda: self.epoch_s
-        )
+        self.server = self._started(0)
         self.port = self.server.port
+
+    def _started(self, port: int) -> SnapshotServer:
+        return SnapshotServer(
+            self.files, self._limits, "127.0.0.1", port, clock=lambda: self.age_s, now=lambda: self.epoch_s
+        )
 
     def used_bytes(self) -> int:
         return int(self.server.figures()["used_bytes"])
+
+    @property
+    def at(self) -> ServerAt:
+        """Where it is, as the operator says it. Its node is named by its port."""
+        return ServerAt(f"node-{self.port}", f"127.0.0.1:{self.port}")
+
+    def restart(self) -> None:
+        """Ends the server, and starts another one at its port: all that it had is lost."""
+        self.server.close()
+        self.server = self._started(self.port)
 
     def close(self) -> None:
         self._clients.close()
@@ -178,6 +193,52 @@ class ServedByProcess(_Reached):
         self._clients.close()
         self.process.kill()
         self.process.wait(60)
+
+
+_views: list[SnapshotServers] = []
+
+
+def view(placement: Placement | None = None) -> SnapshotServers:
+    """The servers as a process sees them. Its connections end with those of ``serving``."""
+    made = SnapshotServers(placement)
+    _views.append(made)
+    return made
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[Callable[..., Served]]:
+    """Yields what starts servers, each with limits of its own. They end with the block."""
+    with contextlib.ExitStack() as ended:
+
+        def start(**limits: Any) -> Served:
+            own = folder / f"server-{secrets.token_hex(4)}"
+            own.mkdir()
+            served = Served(own, **limits)
+            ended.callback(served.close)
+            return served
+
+        yield start
+        while _views:
+            _views.pop().close()
+
+
+def damage(served: Served, path: str, workload: str = "uid-1") -> None:
+    """Flips a bit in the memory of a server, in all values whose keys end so."""
+    values = served.server._held._workloads[workload].values
+    for key, value in values.items():
+        if key.endswith(path):
+            value.memory[len(value.memory) // 2] ^= 1
+
+
+def placed(write: Sequence[Served], read: Sequence[Served] = (), *, text: str | None = None) -> Placement:
+    """What the operator says of these servers."""
+    return Placement(
+        capability=shown() if text is None else text,
+        server_name=NAME,
+        authorities="".join(served.authority.cert_pem.bytes().decode() for served in (*write, *read)),
+        write=tuple(served.at for served in write),
+        read=tuple(served.at for served in (*write, *read)),
+    )
 
 
 def asked(link: ssl.SSLSocket, **request: object) -> dict[str, Any]:
