@@ -12,6 +12,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -103,6 +104,12 @@ def run_when_idle() -> None:
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, "the system has no priority for what may run only when nothing else does")
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def be_nice(niceness: int) -> None:
+    """Sets the niceness of the calling thread. Does nothing where threads have none of their own."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
 def cpu_time(threads: Iterable[int]) -> tuple[float, bool]:

@@ -265,6 +265,14 @@ class ManifestParts:
         self.files = _Chunks(self._file_of)
         self.values = _Chunks(self._value_of)
 
+    def writer_of(self, path: str) -> int:
+        """Returns the process that wrote a chunk.
+
+        Raises:
+            KeyError: There is no such chunk.
+        """
+        return int(self._writers[self._number_of(path)])
+
     def _file_of(self, path: str) -> StoredFile:
         number = self._number(path)
         return StoredFile(int(self._bytes[number]), int(self._crc32[number]))

@@ -4,9 +4,10 @@ A save is **durable** when the done-records of all its processes exist. From the
 any process can finish it. A save is **committed** when a restore may choose it. Any number of processes may run the
 commit at the same time, may stop anywhere, and may repeat it.
 
-``Commit`` says what a way to commit promises. There are two, and ``of`` chooses by the store: ``RenameCommit`` here,
-and ``ManifestCommit`` for stores that cannot rename (``gs://``, ``s3://``; see ``manifest_commit``). Whoever calls them
-need not know which one it is. The functions at the end do what is the same in both.
+``Commit`` says what a way to commit promises. There are three, and ``of`` chooses by the store: ``RenameCommit`` here,
+``ManifestCommit`` for stores that cannot rename (``gs://``, ``s3://``; see ``manifest_commit``), and ``SnapshotCommit``
+for the memory of snapshot servers (``snapshot_steps``). Whoever calls them need not know which one it is. The functions at
+the end do what is the same in all.
 
 Where folders can be renamed, a save is committed when its folder has its final name, which one atomic rename gives.
 Between durable and committed only small files are added:
@@ -40,8 +41,10 @@ from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, StoredFi
 from gracepoint.checkpoint.steps import records
 from gracepoint.checkpoint.steps.manifest_commit import ManifestCommit
 from gracepoint.checkpoint.steps.records import Writing, done_records
+from gracepoint.checkpoint.steps.snapshot_steps import SnapshotCommit
 from gracepoint.checkpoint.storage import undeleted
 from gracepoint.checkpoint.storage.checks import check_size
+from gracepoint.checkpoint.storage.snapshot_path import SnapshotPath
 from gracepoint.checkpoint.storage.storage_path import StoragePath, look_at
 from gracepoint.errors import CheckpointCorrupt, CheckpointRefused, CheckpointTooNew
 
@@ -172,6 +175,8 @@ class Commit(Protocol):
 
 def of(paths: Layout) -> Commit:
     """Returns how saves of a directory are committed."""
+    if isinstance(paths.root, SnapshotPath):
+        return SnapshotCommit(paths, paths.root)
     return RenameCommit(paths) if paths.root.renames else ManifestCommit(paths)
 
 

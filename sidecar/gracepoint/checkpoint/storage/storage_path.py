@@ -256,6 +256,11 @@ class StoragePath(abc.ABC):
         """
 
     @property
+    def niceness(self) -> int:
+        """How nice threads are that write here. 0: as nice as those that train."""
+        return 0
+
+    @property
     def tensorstore_error(self) -> str | None:
         """Why TensorStore cannot read from the store. None: it can, or that is not known."""
         return None

@@ -69,7 +69,9 @@ class PoolSize:
 
 
 def size_for(folder: StoragePath) -> PoolSize:
-    """Returns how many threads write a save as fast as they can."""
+    """Returns how many threads write a save as fast as they can, or beside training where the folder says so."""
+    if folder.niceness:
+        return PoolSize(size_beside_training().writers, 0)
     return PoolSize(OBJECT_THREADS, 0) if folder.is_far else PoolSize(THREADS, SYNCERS)
 
 
@@ -347,6 +349,8 @@ class WritePool:
     def _start_all(self, idle_priority: IdlePriority | None = None) -> bool:
         """Starts writers and syncers, with ``idle_priority`` if it is given. Returns whether all of them started."""
         write, sync, size = self._write, self._sync, self._size
+        if niceness := self._folder.niceness:
+            write = functools.partial(_write_nicely, self._write, niceness)
         if idle_priority is not None:
             write, sync = functools.partial(idle_priority.run, write), functools.partial(idle_priority.run, sync)
             size = size_beside_training()
@@ -477,6 +481,11 @@ class WritePool:
         return SaveFailed(
             f"only {self._ended} of {self._added} files were written to {self._folder} {self._deadline.ended}"
         )
+
+
+def _write_nicely(write: Callable[[], None], niceness: int) -> None:
+    machine.be_nice(niceness)
+    write()
 
 
 def _start(threads: list[threading.Thread], count: int, run: Callable[[], None], action: str) -> bool:
