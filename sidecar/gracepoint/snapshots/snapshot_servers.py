@@ -84,7 +84,7 @@ class Placement:
     """What the operator lets this process use.
 
     Attributes:
-        capability: What servers are shown.
+        capability: What servers are shown. Empty only if there are no servers.
         server_name: The name in their certificates.
         authorities: PEM certificates that are trusted.
         write: Where this process's part goes, the server of its own node first. Empty: nowhere now.
@@ -186,7 +186,8 @@ class SnapshotServers:
         Raises:
             WireError: The capability or an address cannot be read.
         """
-        _ = placement.attempt, [server.host_and_port for server in placement.servers]
+        if placement.servers:
+            _ = placement.attempt, [server.host_and_port for server in placement.servers]
         with self._lock:
             before, self._placement = self._placement, placement
             kept = {server.address for server in placement.servers} | set(self._written)

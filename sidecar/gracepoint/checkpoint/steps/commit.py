@@ -6,8 +6,8 @@ commit at the same time, may stop anywhere, and may repeat it.
 
 ``Commit`` says what a way to commit promises. There are three, and ``of`` chooses by the store: ``RenameCommit`` here,
 ``ManifestCommit`` for stores that cannot rename (``gs://``, ``s3://``; see ``manifest_commit``), and ``SnapshotCommit``
-for the memory of snapshot servers (``snapshot_steps``). Whoever calls them need not know which one it is. The functions at
-the end do what is the same in all.
+for the memory of snapshot servers (``snapshot_steps``). Whoever calls them need not know which one it is. The functions
+at the end do what is the same in all.
 
 Where folders can be renamed, a save is committed when its folder has its final name, which one atomic rename gives.
 Between durable and committed only small files are added:
