@@ -1,6 +1,6 @@
 """The snapshot servers as one process sees them: where its part goes, and where the parts of all are read from.
 
-The operator says both in a ``Placement``, and again when something changes. A *part* is what one process has of a
+The operator says both in a ``ServerPlacement``, and again when something changes. A *part* is what one process has of a
 snapshot: the files that a save of this part would write, and its done-record last. The keys of a server are
 ``STEP/ATTEMPT/PART/SAVE/FILE``, and that of the done-record is ``STEP/ATTEMPT/PART/!done/SAVE``: it is the first one
 of its part, so that a list of all parts needs no list of all files. ``SAVE`` tells one save from all others. So a part
@@ -80,7 +80,7 @@ class ServerAt:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Placement:
+class ServerPlacement:
     """What the operator lets this process use.
 
     Attributes:
@@ -170,17 +170,17 @@ class SnapshotServers:
         placement: The first placement. None: it has not come yet.
     """
 
-    def __init__(self, placement: Placement | None = None) -> None:
+    def __init__(self, placement: ServerPlacement | None = None) -> None:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._placement: Placement | None = None
+        self._placement: ServerPlacement | None = None
         self._clients: dict[str, SnapshotClient] = {}
         self._written: dict[str, ServerAt] = {}  # servers that have or had something of this process, by address
         self._away_s: dict[str, float] = {}  # when a server did not answer last, by address
         if placement is not None:
             self.place(placement)
 
-    def place(self, placement: Placement) -> None:
+    def place(self, placement: ServerPlacement) -> None:
         """Takes a new placement.
 
         Raises:
@@ -199,7 +199,7 @@ class SnapshotServers:
             client.close()
 
     @property
-    def placement(self) -> Placement | None:
+    def placement(self) -> ServerPlacement | None:
         """The newest placement. None if none has come."""
         with self._lock:
             return self._placement
@@ -357,7 +357,7 @@ class SnapshotServers:
 
         return sorted(servers, key=distance)
 
-    def _placed(self) -> Placement:
+    def _placed(self) -> ServerPlacement:
         placement = self.placement
         assert placement is not None  # a client is made for one
         return placement

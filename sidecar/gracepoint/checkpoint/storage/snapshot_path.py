@@ -220,10 +220,10 @@ class SnapshotPath(StoragePath):
         return Value(bytes(data), Generation(step.save))
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[_FileReader]:
+    def open(self) -> Iterator[_SnapshotReader]:
         found = self._found()
         key, servers = found.copies(self.key)
-        yield _FileReader(found.servers, key, servers)
+        yield _SnapshotReader(found.servers, key, servers)
 
     def entry(self) -> Entry | None:
         try:
@@ -314,7 +314,7 @@ def _nothing() -> None:
     pass
 
 
-class _FileReader:
+class _SnapshotReader:
     """A file of a snapshot. It is read whole where possible, as only then one copy is compared with its checksum."""
 
     def __init__(self, servers: SnapshotServers, key: str, copies: Sequence[ServerAt]) -> None:

@@ -22,7 +22,7 @@ from gracepoint.deadline import Deadline
 from gracepoint.snapshots.exchange import frame, read_frame, receive
 from gracepoint.snapshots.snapshot_client import SnapshotClient
 from gracepoint.snapshots.snapshot_server import SnapshotFiles, SnapshotLimits, SnapshotServer
-from gracepoint.snapshots.snapshot_servers import Placement, ServerAt, SnapshotServers
+from gracepoint.snapshots.snapshot_servers import ServerPlacement, ServerAt, SnapshotServers
 from gracepoint.wire.capability import Capability, Right, write_capability
 from tests.waiting import until
 
@@ -198,7 +198,7 @@ class ServedByProcess(_Reached):
 _views: list[SnapshotServers] = []
 
 
-def view(placement: Placement | None = None) -> SnapshotServers:
+def view(placement: ServerPlacement | None = None) -> SnapshotServers:
     """The servers as a process sees them. Its connections end with those of ``serving``."""
     made = SnapshotServers(placement)
     _views.append(made)
@@ -230,9 +230,9 @@ def damage(served: Served, path: str, workload: str = "uid-1") -> None:
             value.memory[len(value.memory) // 2] ^= 1
 
 
-def placed(write: Sequence[Served], read: Sequence[Served] = (), *, text: str | None = None) -> Placement:
+def placed(write: Sequence[Served], read: Sequence[Served] = (), *, text: str | None = None) -> ServerPlacement:
     """What the operator says of these servers."""
-    return Placement(
+    return ServerPlacement(
         capability=shown() if text is None else text,
         server_name=NAME,
         authorities="".join(served.authority.cert_pem.bytes().decode() for served in (*write, *read)),
