@@ -22,7 +22,7 @@ from gracepoint.deadline import Deadline
 from gracepoint.snapshots.exchange import frame, read_frame, receive
 from gracepoint.snapshots.snapshot_client import SnapshotClient
 from gracepoint.snapshots.snapshot_server import SnapshotFiles, SnapshotLimits, SnapshotServer
-from gracepoint.snapshots.snapshot_servers import ServerPlacement, ServerAt, SnapshotServers
+from gracepoint.snapshots.snapshot_servers import ServerAt, ServerPlacement, SnapshotServers
 from gracepoint.wire.capability import Capability, Right, write_capability
 from tests.waiting import until
 
