@@ -195,13 +195,11 @@ def test_a_damaged_copy_and_one_that_is_away_are_passed_over(serve: Callable[...
 
 
 def test_the_own_node_is_asked_first(pair: tuple[Served, Served]) -> None:
-    servers = view(placed(pair))
-    name = written(servers, 1, {"w": b"x"}).name
-    for own, other in (pair, pair[::-1]):
-        near = view(placed([own], [other]))
-        before = other.server.figures().get("gets", 0)
-        assert read(near, name.file("w"), 1, other.at, own.at) == b"x"
-        assert other.server.figures().get("gets", 0) == before
+    key = PartName(1, 1, 0, "a.1").file("w")
+    for number, served in enumerate(pair):  # so that it can be told which one answers
+        served.client().put(key, [memoryview(b"%d" % number)], in_time())
+    for own, other, answer in ((*pair, b"0"), (*pair[::-1], b"1")):
+        assert read(view(placed([own], [other])), key, 1, other.at, own.at) == answer
 
 
 def test_older_steps_are_dropped_where_they_were_written_also_if_the_placement_has_changed(
