@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 EVERY_DAY := env check test test-unit test-cluster demo try docs
-.PHONY: env check test test-unit test-cluster demo try docs help help-all lint types imports format workflows \
+.PHONY: env check test test-unit test-cluster demo try docs help help-all lint types imports format wrap workflows \
 	test-fast test-integration test-contract test-laptop test-accelerator test-set-mesh test-alerts test-mounts \
 	test-install test-soak soak cuts outliving worker-kills hostile-snapshots mutants test-workloads test-newest-jobset test-newest \
 	test-matrix restart-budget system parts servers mount-tools cluster-up cluster-down generate requirements \
@@ -102,8 +102,14 @@ format: $(STAMP) ## Formats the code.
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 
-# Another version of it: ACTIONLINT=v1.7.8.
-ACTIONLINT ?= v1.7.7
+# Pages that people write. Tables in them that are generated are generated again.
+WRAPPED := $(wildcard *.md docs/*.md docs/decisions/*.md examples/*/*.md charts/gracepoint/*.md changelog.d/README.md)
+wrap: $(STAMP) ## Wraps the lines of pages at 120 characters (PAGES="docs/mine.md").
+	$(PY) -m mdformat $(or $(PAGES),$(WRAPPED))
+	@$(MAKE) --no-print-directory generate
+
+# Another version of it: ACTIONLINT=v1.7.13.
+ACTIONLINT ?= v1.7.12
 workflows: ## Checks the hosted workflows with actionlint (needs Go).
 	go run github.com/rhysd/actionlint/cmd/actionlint@$(ACTIONLINT)
 

@@ -74,26 +74,26 @@ def write_release(folder: Path, *, registry: str = "", digest: str = "", tag: st
         )
     if folder.exists() and any(folder.iterdir()) and not (folder / SUMS).exists():
         raise ReleaseError(f"found other files in {folder}, expected an empty folder or an earlier release")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as scratch:
-        source = Path(scratch) / "source"
+        source, made = Path(scratch) / "source", Path(scratch) / "made"
+        made.mkdir()
         commit_time = _take_commit(source)
         version = version_of(source)
         if tag and tag != f"v{version}":
             raise ReleaseError(f"found tag {tag} on a commit of version {version}, expected v{version}")
         write_version(source)
         for image, dockerfile in IMAGES.items():  # before a build leaves something there
-            _write_context(folder / f"{image}-{version}-context.tar.gz", source, dockerfile, commit_time)
+            _write_context(made / f"{image}-{version}-context.tar.gz", source, dockerfile, commit_time)
         environment = {**os.environ, "SOURCE_DATE_EPOCH": str(commit_time)}
-        _run([sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source], environment)
-        _write_chart(folder, source, registry, digest, environment)
-        write_sbom(folder / f"gracepoint-operator-{version}.cdx.json", source)
-    for archive in (folder / f"gracepoint-{version}.tar.gz", folder / f"gracepoint-{version}.tgz"):
-        _settle(archive, commit_time)
-    files = sorted(folder.iterdir())
-    sums = "".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files)
-    (folder / SUMS).write_text(sums)
+        _write_chart(made, source, registry, digest, environment)
+        _run([sys.executable, "-m", "build", "--no-isolation", "--outdir", made, source], environment)
+        write_sbom(made / f"gracepoint-operator-{version}.cdx.json", source)
+        for archive in (made / f"gracepoint-{version}.tar.gz", made / f"gracepoint-{version}.tgz"):
+            _settle(archive, commit_time)
+        sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(made.iterdir())]
+        (made / SUMS).write_text("".join(sums))
+        shutil.rmtree(folder, ignore_errors=True)  # nothing is lost if something above fails
+        shutil.copytree(made, folder)
     return version
 
 

@@ -137,11 +137,12 @@ WRAPPED = [page for page in PAGES if page.is_relative_to("docs/decisions") or pa
 
 
 def lines_that_can_be_wrapped(page: Path) -> Iterator[tuple[int, str]]:
-    """Not those of blocks of code and of tables, and none that is one word, such as an address."""
+    """Not those of blocks of code and of tables, and none that is one link or one piece of code."""
     fenced = False
     for number, line in enumerate(text(page).splitlines(), start=1):
         fenced ^= line.lstrip().startswith("```")
-        if not fenced and not line.startswith(("|", "    ", "![", "[![")) and " " in line.strip("-* "):
+        words = re.sub(r"`[^`]*`|\[[^\]]*\]\([^)]*\)", "word", line).strip("-* ")
+        if not fenced and not line.startswith(("|", "    ")) and " " in words:
             yield number, line
 
 

@@ -14,6 +14,7 @@ import yaml
 
 from gracepoint_cli.lint.job_checks import check
 from gracepoint_operator.resources import CheckpointPolicy
+from tests.page_commands import blocks
 
 Json = dict[str, Any]
 ROOT = Path(__file__).parents[2]
@@ -29,8 +30,8 @@ def text(page: Path | str) -> str:
 
 def commands(page: Path) -> Iterator[list[str]]:
     """The words of each command that installs the project's chart."""
-    for line in re.sub(r"\\\n\s*", " ", text(page)).splitlines():
-        for command in re.split(r"&&|;", line) if line.startswith("    ") else []:
+    for line in blocks(text(page)):
+        for command in re.split(r"&&|;", line):
             if re.match(r"\s*helm (install|upgrade)\b", command) and CHART in command:
                 yield shlex.split(command)
 
