@@ -481,7 +481,6 @@ class PartCopies:
         """Calls ``send`` for each server that is left, and yields what it returned."""
         with self._lock:
             targets = list(self._targets)
-        problem: OSError | None = None
         for server in targets:
             try:
                 stored = send(server, _following(go_on))
@@ -489,14 +488,12 @@ class PartCopies:
                     raise SnapshotsUnavailable(errno.ECONNRESET, "it was started anew, and has lost earlier files")
             except _OF_ONE_SERVER as error:
                 go_on()  # if the caller must stop, that is why it failed
-                problem = error
                 self._leave_out(server, error)
             else:
                 yield server, stored
         if not self.nodes:
-            raise problem or SnapshotsUnavailable(
-                errno.EAGAIN, f"no snapshot server is left for the part: {self.problems}"
-            )
+            problems = "; ".join(f"node {node}: {problem}" for node, problem in self.problems.items())
+            raise SnapshotsUnavailable(errno.EAGAIN, f"no snapshot server takes the part: {problems}")
 
     def _is_of_first_start(self, server: ServerAt, stored: StoredValue) -> bool:
         start = stored.generation.rpartition("-")[0]
@@ -509,7 +506,7 @@ class PartCopies:
             is_first = server in self._targets
             if is_first:
                 self._targets.remove(server)
-                self.problems[server.node] = str(error)
+                self.problems[server.node] = error.strerror or str(error)
         if is_first:
             logger.warning(
                 "step %d goes on without the snapshot server of node %s: %s", self.name.step, server.node, error

@@ -134,7 +134,8 @@ def test_a_part_goes_on_without_a_server_that_fails(pair: tuple[Served, Served])
     (found,) = servers.find(30.0)
     assert found.servers == (pair[0].at,)
     pair[0].server.close()
-    with pytest.raises(SnapshotsUnavailable):
+    both = f"no snapshot server takes the part: node {pair[0].at.node}: .*; node {pair[1].at.node}: "
+    with pytest.raises(SnapshotsUnavailable, match=both):
         written(servers, 2, {"w": b"x"})
 
 
