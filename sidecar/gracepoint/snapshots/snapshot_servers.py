@@ -54,6 +54,11 @@ _OF_ONE_SERVER = (SnapshotsUnavailable, SnapshotsFull, SnapshotRefused)
 _random = random.Random()  # not the generator of ``random`` itself: the training script may have seeded that one
 
 
+def sha256(data: memoryview) -> bytes:
+    """Returns the SHA-256 of some bytes."""
+    return hashlib.sha256(data).digest()
+
+
 @dataclasses.dataclass(frozen=True)
 class ServerAt:
     """A server.
@@ -239,7 +244,14 @@ class SnapshotServers:
                 )
             return self._clients[server.address]
 
-    def begin(self, step: int, part: int, save: str, before: Mapping[str, SentFile]) -> PartCopies:
+    def begin(
+        self,
+        step: int,
+        part: int,
+        save: str,
+        before: Mapping[str, SentFile],
+        fingerprint: Callable[[memoryview], bytes] = sha256,
+    ) -> PartCopies:
         """Begins to write this process's part of a snapshot to the servers of the placement.
 
         Args:
@@ -247,6 +259,7 @@ class SnapshotServers:
             part: Index of this process.
             save: See ``PartName``.
             before: The files of an earlier part, which are not sent again if they have not changed.
+            fingerprint: Tells apart contents that have one CRC-32.
 
         Raises:
             SnapshotsUnavailable: There is no server.
@@ -256,7 +269,8 @@ class SnapshotServers:
             raise SnapshotsUnavailable(errno.EAGAIN, "the operator has named no snapshot server for this process")
         with self._lock:
             self._written.update((server.address, server) for server in placement.write)
-        return PartCopies(self, PartName(step, placement.attempt, part, save), placement.write, before)
+        name = PartName(step, placement.attempt, part, save)
+        return PartCopies(self, name, placement.write, before, fingerprint)
 
     def drop(self, *, before_step: int | None = None, folder: str = "") -> None:
         """Drops all older steps, or a folder, where this process has written. An error is logged: others drop it."""
@@ -271,6 +285,7 @@ class SnapshotServers:
                     self.client(server).drop_before(before_step, deadline)
             except OSError as error:
                 logger.info("the snapshot server of node %s keeps what is not needed any more: %s", server.node, error)
+                self._forget(server)
 
     def find(self, timeout_s: float) -> list[FoundPart]:
         """Returns the parts that have a done-record in any server. Servers that do not answer in time are left out."""
@@ -329,6 +344,16 @@ class SnapshotServers:
         with self._lock:
             self._away_s[server.address] = time.monotonic()
 
+    def _forget(self, server: ServerAt) -> None:
+        """Asks a server that did not answer for nothing more, unless it is named again: each question takes time."""
+        with self._lock:
+            named = self._placement is not None and server in self._placement.write
+            client = None if named else self._clients.pop(server.address, None)
+            if not named:
+                self._written.pop(server.address, None)
+        if client is not None:
+            client.close()
+
     def _nearest(self, key: str, servers: Sequence[ServerAt], out: memoryview, start: int) -> StoredValue:
         problems: list[str] = []
         for server in self._by_distance(servers):
@@ -371,14 +396,14 @@ class SentFile:
         key: Its key.
         size_bytes: Its size.
         checksum: Its CRC-32.
-        digest: Its SHA-256. Empty if it was not computed.
+        fingerprint: What tells it from others with the same CRC-32. Empty if it was not computed.
         generations: The version in each server, by address.
     """
 
     key: str
     size_bytes: int
     checksum: int
-    digest: bytes
+    fingerprint: bytes
     generations: Mapping[str, str]
 
 
@@ -387,8 +412,8 @@ class PartCopies:
 
     A server that fails is left out from then on; the part fails if none is left. So does a server that was started
     anew meanwhile, as it has lost what was sent before. A file that has not changed since an earlier part is not sent
-    again: the server takes the bytes that it has. Of two files with one CRC-32 the SHA-256 decides, which is computed
-    for those alone, and for each file's first time.
+    again: the server takes the bytes that it has. Of two files with one CRC-32 their fingerprints decide, which are
+    computed for those alone, and for each file's first time.
 
     Attributes:
         name: The part.
@@ -399,7 +424,12 @@ class PartCopies:
     """
 
     def __init__(
-        self, servers: SnapshotServers, name: PartName, targets: Sequence[ServerAt], before: Mapping[str, SentFile]
+        self,
+        servers: SnapshotServers,
+        name: PartName,
+        targets: Sequence[ServerAt],
+        before: Mapping[str, SentFile],
+        fingerprint: Callable[[memoryview], bytes],
     ) -> None:
         self.name = name
         self.sent: dict[str, SentFile] = {}
@@ -408,6 +438,7 @@ class PartCopies:
         self._servers = servers
         self._targets = list(targets)
         self._before = before
+        self._fingerprint = fingerprint
         self._starts: dict[str, str] = {}  # which start of a server took the first file, by address
         self._lock = threading.Lock()
 
@@ -430,11 +461,11 @@ class PartCopies:
             SnapshotDamaged: The bytes were changed meanwhile.
             OSError: No server has it.
         """
-        key, before, digest = self.name.file(path), self._before.get(path), b""
+        key, before, fingerprint = self.name.file(path), self._before.get(path), b""
         is_same = before is not None and (before.size_bytes, before.checksum) == (len(data), checksum)
         if len(data) >= LINKED_BYTES and (before is None or is_same):
-            digest = hashlib.sha256(data).digest()
-        source = before if before is not None and digest and before.digest == digest else None
+            fingerprint = self._fingerprint(data)
+        source = before if before is not None and fingerprint and before.fingerprint == fingerprint else None
         generations: dict[str, str] = {}
 
         def send(server: ServerAt, deadline: Deadline) -> StoredValue:
@@ -455,7 +486,7 @@ class PartCopies:
             generations[server.address] = stored.generation
         with self._lock:
             self.total_bytes += len(data)
-            self.sent[path] = SentFile(key, len(data), checksum, digest, generations)
+            self.sent[path] = SentFile(key, len(data), checksum, fingerprint, generations)
 
     def finish(self, record: bytes, go_on: Callable[[], None]) -> tuple[str, ...]:
         """Writes the done-record. Returns the nodes whose servers have all of the part.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Callable
 
@@ -204,7 +205,7 @@ def test_the_own_node_is_asked_first(pair: tuple[Served, Served]) -> None:
 
 
 def test_older_steps_are_dropped_where_they_were_written_also_if_the_placement_has_changed(
-    serve: Callable[..., Served],
+    serve: Callable[..., Served], caplog: pytest.LogCaptureFixture
 ) -> None:
     old, new = serve(), serve()
     servers = view(placed([old], [new]))
@@ -214,6 +215,12 @@ def test_older_steps_are_dropped_where_they_were_written_also_if_the_placement_h
     servers.drop(before_step=2)
     assert old.used_bytes() == 0
     assert [found.name.step for found in servers.find(30.0)] == [2]
+    old.server.close()
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            servers.drop(before_step=3)
+    assert caplog.text.count("keeps what is not needed") == 1  # it does not answer, and is not asked again
+    assert new.used_bytes() == 0
 
 
 def test_a_placement_comes_later_and_may_name_no_server(served: Served) -> None:
