@@ -1,4 +1,4 @@
-"""Host memory: aligned allocations, parallel copies, bounds on how much is in use, and checksums.
+"""Host memory: aligned allocations, parallel copies, and bounds on how much is in use.
 
 This is the lowest module of the checkpoint engine. It handles arrays and bytes, and knows nothing of checkpoints. All
 packages of the engine may call it. It calls none of them, but modules of the library that several packages use, and the
@@ -21,7 +21,6 @@ shared memory of ``async_calls``.
   Any thread may give them back when the operation has ended. An operation that is larger than the bound runs alone.
 * ``SharedArena``: arrays in one piece of shared memory, which another process can map without a copy. One thread
   reserves the arrays. The memory lives as long as an array in it, or the arena.
-* ``crc32`` is the checksum of everything that is written and read (``gracepoint.checksum``).
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ import numpy.typing as npt
 
 from gracepoint import machine
 from gracepoint.async_calls.handover import Block
-from gracepoint.checksum import crc32 as crc32
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, GracepointError, SaveFailed
 from gracepoint.process_group import ProcessGroup

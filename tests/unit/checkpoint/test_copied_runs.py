@@ -12,12 +12,13 @@ import pytest
 from gracepoint.checkpoint import WriteOptions, api
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.memory import ArrayBytes, crc32
+from gracepoint.checkpoint.memory import ArrayBytes
 from gracepoint.checkpoint.saving import planner
 from gracepoint.checkpoint.steps import commit, manifest_commit
 from gracepoint.checkpoint.steps.manifest_commit import ManifestCommit
 from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.checkpoint.verification import verify
+from gracepoint.checksum import crc32
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, SaveFailed
 from tests.object_stores.servers import Bucket
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, save, small_state

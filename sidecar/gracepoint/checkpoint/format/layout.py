@@ -48,8 +48,8 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from gracepoint.checkpoint.memory import crc32
 from gracepoint.checkpoint.storage.storage_path import Child, StoragePath
+from gracepoint.checksum import crc32
 from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew, SettingsError
 
 STEP_METADATA = "_CHECKPOINT_METADATA"

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.array_spec import ArraySpec, chunk_count, folder_of_leaf, grid, tree_digest
 from gracepoint.checkpoint.format.layout import seal, unsealed
-from gracepoint.checkpoint.memory import crc32
+from gracepoint.checksum import crc32
 from gracepoint.errors import CheckpointCorrupt
 
 

@@ -32,8 +32,8 @@ import numpy.typing as npt
 
 from gracepoint.checkpoint.format import pytree
 from gracepoint.checkpoint.format.array_spec import Chunk, Index
-from gracepoint.checkpoint.memory import crc32
 from gracepoint.checkpoint.planning.grid import HolderGroups, Numbers, Shape, ShardHolders, holders_of, normal_index
+from gracepoint.checksum import crc32
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,10 +37,10 @@ from gracepoint.checkpoint.format.array_spec import (
     zarr_dtype,
 )
 from gracepoint.checkpoint.format.manifest import Manifest, ManifestPart, StoredFile
-from gracepoint.checkpoint.memory import crc32
 from gracepoint.checkpoint.planning import chunks
 from gracepoint.checkpoint.storage.checks import check_sizes, read_checked
 from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checksum import crc32
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt
 

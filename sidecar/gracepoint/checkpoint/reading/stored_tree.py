@@ -16,7 +16,6 @@ import tensorstore as ts
 from gracepoint.checkpoint.format import layout, ocdbt, orbax_metadata, pytree
 from gracepoint.checkpoint.format.array_spec import ArraySpec
 from gracepoint.checkpoint.format.manifest import Manifest
-from gracepoint.checkpoint.memory import crc32
 from gracepoint.checkpoint.reading.stored_arrays import (
     ArraySource,
     array_metadatas,
@@ -28,6 +27,7 @@ from gracepoint.checkpoint.steps import listing, records
 from gracepoint.checkpoint.storage import storage_path
 from gracepoint.checkpoint.storage.checks import read_checked
 from gracepoint.checkpoint.storage.storage_path import StoragePath
+from gracepoint.checksum import crc32
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt
 

@@ -25,13 +25,13 @@ from gracepoint.checkpoint.format import orbax_metadata, pytree
 from gracepoint.checkpoint.format.array_spec import ArraySpec, as_bytes, tree_digest
 from gracepoint.checkpoint.format.host_state import encode
 from gracepoint.checkpoint.handler_registry import HandlerRegistry
-from gracepoint.checkpoint.memory import crc32
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, IN_THREADS, WriteOptions
 from gracepoint.checkpoint.planning import chunks
 from gracepoint.checkpoint.planning.chunks import WritePlan, part_of
 from gracepoint.checkpoint.planning.grid import TreeSignature, processes_with, stored_specs
 from gracepoint.checkpoint.saving.device_copy import compile_slices
 from gracepoint.checkpoint.saving.host_snapshot import HostSnapshot, Priorities, Specs, ask_priorities, snapshot_bytes
+from gracepoint.checksum import crc32
 from gracepoint.errors import CheckpointError
 from gracepoint.jax_isolation import to_numpy
 from gracepoint.process_group import ProcessGroup, SingleProcess

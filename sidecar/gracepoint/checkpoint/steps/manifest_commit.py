@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Claim, Layout, Temporary, is_claim
 from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, merge
-from gracepoint.checkpoint.memory import bytes_of, crc32
+from gracepoint.checkpoint.memory import bytes_of
 from gracepoint.checkpoint.steps.object_deletion import (
     TOMBSTONE,
     condemn,
@@ -55,6 +55,7 @@ from gracepoint.checkpoint.steps.records import (
 )
 from gracepoint.checkpoint.storage import undeleted
 from gracepoint.checkpoint.storage.storage_path import Generation, StaleGeneration, StoragePath, look_at
+from gracepoint.checksum import crc32
 from gracepoint.errors import CheckpointCorrupt, SaveFailed
 
 logger = logging.getLogger(__name__)

@@ -32,9 +32,10 @@ import numpy as np
 from gracepoint.checkpoint.format import layout, ocdbt
 from gracepoint.checkpoint.format.layout import Claim, Temporary, is_claim
 from gracepoint.checkpoint.format.manifest import Manifest, StoredFile
-from gracepoint.checkpoint.memory import ArrayBytes, bytes_of, crc32
+from gracepoint.checkpoint.memory import ArrayBytes, bytes_of
 from gracepoint.checkpoint.storage.checks import read_checked
 from gracepoint.checkpoint.storage.storage_path import Generation, StaleGeneration, StoragePath
+from gracepoint.checksum import crc32
 from gracepoint.errors import SaveFailed
 
 _LAYOUT_TRIES = 50

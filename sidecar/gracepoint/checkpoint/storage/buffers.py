@@ -14,7 +14,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from gracepoint.checkpoint.memory import ArrayBytes, crc32
+from gracepoint.checkpoint.memory import ArrayBytes
+from gracepoint.checksum import crc32
 
 #: Alignment of direct I/O, in memory and in the file. No storage in use has larger sectors.
 ALIGNMENT_BYTES = 4096

@@ -14,9 +14,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from gracepoint.checkpoint.memory import crc32
 from gracepoint.checkpoint.storage.locations import local_path
 from gracepoint.checkpoint.storage.storage_path import StaleGeneration, StoragePath, sync_folders
+from gracepoint.checksum import crc32
 from gracepoint.errors import CheckpointCorrupt
 
 _LOOK_EVERY_S = 0.1

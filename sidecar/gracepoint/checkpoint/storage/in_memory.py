@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import tensorstore as ts
 
-from gracepoint.checkpoint.memory import ArrayBytes, crc32
+from gracepoint.checkpoint.memory import ArrayBytes
 from gracepoint.checkpoint.storage.buffers import BLOCK_BYTES, Buffer, Later
 from gracepoint.checkpoint.storage.storage_path import (
     HOT_BYTES,
@@ -32,6 +32,7 @@ from gracepoint.checkpoint.storage.storage_path import (
     StoragePath,
     Value,
 )
+from gracepoint.checksum import crc32
 from gracepoint.machine import LocalPath
 
 # The store answers at once. The timeout only keeps a defect from hanging the process.

@@ -33,7 +33,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from gracepoint.checkpoint.memory import ArrayBytes, crc32, padded
+from gracepoint.checkpoint.memory import ArrayBytes, padded
 from gracepoint.checkpoint.storage import undeleted
 from gracepoint.checkpoint.storage.buffers import ALIGNMENT_BYTES, BLOCK_BYTES, Buffer, Later, UnsyncedFile, block_of
 from gracepoint.checkpoint.storage.storage_path import (
@@ -45,6 +45,7 @@ from gracepoint.checkpoint.storage.storage_path import (
     StoragePath,
     Value,
 )
+from gracepoint.checksum import crc32
 from gracepoint.machine import LocalPath
 
 logger = logging.getLogger(__name__)

@@ -8,10 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gracepoint.checkpoint.memory import ArrayBytes, crc32
+from gracepoint.checkpoint.memory import ArrayBytes
 from gracepoint.checkpoint.storage.buffers import BLOCK_BYTES, Buffer
 from gracepoint.checkpoint.storage.checks import read_checked
 from gracepoint.checkpoint.storage.storage_path import Generation, StaleGeneration, StoragePath, read_all, sync_folders
+from gracepoint.checksum import crc32
 from gracepoint.errors import CheckpointCorrupt
 
 RACERS = 6

@@ -17,7 +17,6 @@ import pytest
 from gracepoint.checkpoint import WriteOptions
 from gracepoint.checkpoint.format.array_spec import ArraySpec, Chunk
 from gracepoint.checkpoint.format.manifest import StoredFile
-from gracepoint.checkpoint.memory import crc32
 from gracepoint.checkpoint.storage import buffers, posix
 from gracepoint.checkpoint.storage.buffers import BLOCK_BYTES
 from gracepoint.checkpoint.storage.locations import storage_path
@@ -25,6 +24,7 @@ from gracepoint.checkpoint.writing import chunk_writer
 from gracepoint.checkpoint.writing.chunk_writer import FileWriter
 from gracepoint.checkpoint.writing.job import WriteJob
 from gracepoint.checkpoint.writing.pool import THREADS, IdlePriority
+from gracepoint.checksum import crc32
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from tests.waiting import until

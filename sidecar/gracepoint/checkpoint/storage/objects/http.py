@@ -38,8 +38,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from gracepoint.checkpoint.memory import ArrayBytes, crc32
+from gracepoint.checkpoint.memory import ArrayBytes
 from gracepoint.checkpoint.storage.buffers import BLOCK_BYTES, Buffer
+from gracepoint.checksum import crc32
 from gracepoint.threads import forget_in_child
 
 #: Seconds without any progress after which a connection counts as dead.

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from gracepoint.checkpoint.memory import ArrayBytes, crc32
+from gracepoint.checkpoint.memory import ArrayBytes
 from gracepoint.checkpoint.storage import undeleted
 from gracepoint.checkpoint.storage.buffers import Buffer, Later, checksum_of
 from gracepoint.checkpoint.storage.objects import gcs, requests
@@ -45,6 +45,7 @@ from gracepoint.checkpoint.storage.storage_path import (
     Value,
     ended_by,
 )
+from gracepoint.checksum import crc32
 
 logger = logging.getLogger(__name__)
 

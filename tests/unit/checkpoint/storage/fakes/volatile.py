@@ -12,9 +12,10 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 
-from gracepoint.checkpoint.memory import ArrayBytes, crc32
+from gracepoint.checkpoint.memory import ArrayBytes
 from gracepoint.checkpoint.storage.buffers import Buffer, Later
 from gracepoint.checkpoint.storage.storage_path import Child, Entry, Generation, StaleGeneration, StoragePath, Value
+from gracepoint.checksum import crc32
 from tests.unit.checkpoint.storage.fakes.fake_store import FakePath, FakeStore
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from gracepoint.checkpoint import CheckpointManager
-from gracepoint.checkpoint.memory import ArrayBytes, crc32
+from gracepoint.checkpoint.memory import ArrayBytes
 from gracepoint.checkpoint.saving import operation
 from gracepoint.checkpoint.steps.manifest_commit import ManifestCommit
 from gracepoint.checkpoint.storage.buffers import Buffer
@@ -28,6 +28,7 @@ from gracepoint.checkpoint.storage.objects.http import STALL_S, Connections, Exc
 from gracepoint.checkpoint.storage.objects.persistence import Pace
 from gracepoint.checkpoint.storage.objects.provider import Transient
 from gracepoint.checkpoint.storage.storage_path import StaleGeneration, StoragePath
+from gracepoint.checksum import crc32
 from gracepoint.errors import CheckpointCorrupt, CheckpointError, SaveFailed
 from tests.object_stores.fault_proxy import FaultProxy
 from tests.object_stores.faults import Fault, How, Rule, Shape

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gracepoint.checkpoint.memory import ArrayBytes, crc32
+from gracepoint.checkpoint.memory import ArrayBytes
 from gracepoint.checkpoint.storage.buffers import Buffer
 from gracepoint.checkpoint.storage.objects import requests
 from gracepoint.checkpoint.storage.objects.s3 import S3Uploads
 from gracepoint.checkpoint.storage.storage_path import Generation, StaleGeneration, StoragePath
+from gracepoint.checksum import crc32
 from gracepoint.errors import SaveFailed
 from tests.object_stores.fault_proxy import FaultProxy
 from tests.object_stores.faults import Fault, How, Rule
