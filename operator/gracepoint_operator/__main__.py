@@ -22,6 +22,7 @@ from pathlib import Path
 from gracepoint_operator import event_loop
 from gracepoint_operator.controller import Controller, ControllerSettings
 from gracepoint_operator.decisions.decide import DEFAULT_LIKELY_GANGS_PER_MINUTE
+from gracepoint_operator.decisions.policy_conditions import PodRights
 from gracepoint_operator.kube.client import KubeClient, KubeError
 from gracepoint_operator.limited_port import ConnectionLimits
 from gracepoint_operator.logs import about, configure
@@ -77,8 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
         likely_gangs_per_minute=given.likely_gangs_per_minute,
         kept=Limits(given.preemption_ttl_seconds, given.preemption_history_limit, given.request_ttl_seconds),
         first_seen_place=(given.namespace, given.sightings) if given.sightings else None,
-        protects_pods=given.protect_pods == "true",
-        deletes_pods=given.delete_pods == "true",
+        rights=PodRights(protects=given.protect_pods == "true", deletes=given.delete_pods == "true"),
         longest_hold_s=given.longest_eviction_hold_seconds,
         watches_devices=given.device_taints == "true",
     )

@@ -51,6 +51,7 @@ from gracepoint_operator.decisions.decide import (
     holds_back,
     next_decision_at,
 )
+from gracepoint_operator.decisions.policy_conditions import PodRights
 from gracepoint_operator.event_loop import LoopLag
 from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
@@ -106,8 +107,7 @@ class ControllerSettings:
             replicas together; see ``decide.holds_back``.
         kept: How many Preemptions that have ended are kept, and for how long.
         first_seen_place: Namespace and name of the ConfigMap of ``FirstSeenWriter``. None: nothing is kept.
-        protects_pods: Whether the operator has the right to annotate pods.
-        deletes_pods: Whether the operator has the right to delete pods.
+        rights: What the operator may do to pods.
         longest_hold_s: Evictions are held for at most so many seconds, whatever a policy says.
         watches_devices: Whether the taints of devices are watched. The operator needs the right to do so.
         write_interval_s: Pause between two writes of one object to the API.
@@ -122,8 +122,7 @@ class ControllerSettings:
     likely_gangs_per_minute: int = DEFAULT_LIKELY_GANGS_PER_MINUTE
     kept: Limits = dataclasses.field(default_factory=Limits)
     first_seen_place: tuple[str, str] | None = None
-    protects_pods: bool = False
-    deletes_pods: bool = False
+    rights: PodRights = dataclasses.field(default_factory=PodRights)
     longest_hold_s: float = DEFAULT_LONGEST_HOLD_S
     watches_devices: bool = False
     write_interval_s: float = 1.0
@@ -356,16 +355,7 @@ class Controller:
         # What is written.
         events = EventRecorder(api, clock, settings.replica)
         lease = ReplicaLease(api, clock, settings.replica, settings.namespace, self._policies_age_s)
-        policies = PolicyWriter(
-            api,
-            self.cache,
-            lease,
-            metrics,
-            clock,
-            settings.write_interval_s,
-            protects_pods=settings.protects_pods,
-            deletes_pods=settings.deletes_pods,
-        )
+        policies = PolicyWriter(api, self.cache, lease, metrics, clock, settings.write_interval_s, settings.rights)
         context = RecorderContext(self.cache, policies, events, metrics, clock, settings.write_interval_s)
         self.writers = self._new_writers(settings, context)
         self.connection_writer = ConnectionWriter(
@@ -418,7 +408,7 @@ class Controller:
         api, cache, metrics, clock = self.api, self.cache, self.metrics, self._clock
         policies, events, interval_s = context.policy_writer, context.events, context.interval_s
         acknowledgements = AcknowledgementLog()
-        lost_pods = LostPods(api, events, metrics, clock, allowed=settings.deletes_pods)
+        lost_pods = LostPods(api, events, metrics, clock, allowed=settings.rights.deletes)
         preemptions = PreemptionWriter(api, cache, acknowledgements, policies, events, metrics, interval_s)
         return Writers(
             acknowledgements=acknowledgements,
@@ -428,8 +418,8 @@ class Controller:
             troubles=TroubleRecorder(context),
             waits=WaitRecorder(context, api, preemptions, lost_pods),
             requests=RequestWriter(api, metrics, interval_s),
-            pods=PodProtector(api, cache, metrics, clock, interval_s, allowed=settings.protects_pods),
-            sidecars=SidecarEnder(api, cache, metrics, interval_s, allowed=settings.deletes_pods),
+            pods=PodProtector(api, cache, metrics, clock, interval_s, allowed=settings.rights.protects),
+            sidecars=SidecarEnder(api, cache, metrics, interval_s, allowed=settings.rights.deletes),
             first_seen=FirstSeenWriter(api, cache, settings.first_seen_place, metrics, clock, interval_s),
             kueue=KueueWriter(api, cache, metrics, clock, interval_s),
             ended_pods=EndedPods(cache, events, metrics, interval_s),

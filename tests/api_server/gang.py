@@ -15,6 +15,7 @@ from gracepoint.wire.frames import Frame, Notice
 from gracepoint.wire.messages import Acknowledgement, Phase, Subscription
 from gracepoint_operator.channel.subscribers import Subscriber
 from gracepoint_operator.controller import Controller, ControllerSettings
+from gracepoint_operator.decisions.policy_conditions import PodRights
 from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.kube.objects import Pod
@@ -210,9 +211,8 @@ class Replica:
         settings = ControllerSettings(
             name,
             write_interval_s=0.05,
-            protects_pods=True,
+            rights=PodRights(protects=True, deletes=deletes_pods),
             watches_devices=devices,
-            deletes_pods=deletes_pods,
         )
         self.core = Controller(self.api, self.metrics, clock, settings)
 

@@ -16,6 +16,7 @@ from gracepoint.wire import names
 from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator.cache.cluster_cache import CacheReader, ClusterCache
 from gracepoint_operator.decisions.answers import Answer
+from gracepoint_operator.decisions.policy_conditions import PodRights
 from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.metrics import Metrics
@@ -282,7 +283,7 @@ async def _read_and_written(api: KubeClient, unknown: set[str]) -> None:
     for body in policies.values():
         cache.put(objects.POLICIES, body, listed=True)
     lease = ReplicaLease(api, time.time, "replica-a", NAMESPACE, view_age_s=lambda: 0.0)
-    recorder = PolicyWriter(api, cache, lease, Metrics(), time.time, 0.05)
+    recorder = PolicyWriter(api, cache, lease, Metrics(), time.time, 0.05, PodRights())
     for name in policies:
         recorder.touch(NAMESPACE, name)
 

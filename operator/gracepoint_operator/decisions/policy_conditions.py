@@ -33,13 +33,25 @@ CONDITION_STALLED = "Stalled"
 _FORECASTS = 50  # the limit in the schema of the resource
 
 
+@dataclasses.dataclass(frozen=True)
+class PodRights:
+    """What the operator may do to pods.
+
+    Attributes:
+        protects: Whether it has the right to annotate them.
+        deletes: Whether it has the right to delete them.
+    """
+
+    protects: bool = False
+    deletes: bool = False
+
+
 def readiness(
     policy: CheckpointPolicy,
     applied: CheckpointPolicy,
     now: float,
     *,
-    protects_pods: bool,
-    deletes_pods: bool,
+    rights: PodRights,
     hold_limit: HoldLimit,
     withdrawn: str | None,
 ) -> Condition:
@@ -49,8 +61,7 @@ def readiness(
         policy: The policy.
         applied: The same under the limits of administrators.
         now: Seconds since the epoch.
-        protects_pods: Whether the operator has the right to annotate pods.
-        deletes_pods: Whether the operator has the right to delete pods.
+        rights: What the operator may do to pods.
         hold_limit: For how long evictions are held at most.
         withdrawn: Why the default that the policy is the copy of is none any more. None: it is one, or was none.
     """
@@ -66,7 +77,7 @@ def readiness(
     elif policy.spec.signals == []:
         message = "no kind of signal counts (spec.signals is empty)"
     reason, unknown = "Watching", [item for item in policy.unknown if item.startswith("spec")]
-    if policy.spec.voluntary_disruption.checkpoint_younger_than_seconds and not protects_pods:
+    if policy.spec.voluntary_disruption.checkpoint_younger_than_seconds and not rights.protects:
         reason = "PodsNotProtected"
         message += (
             "; found spec.voluntaryDisruption, but the operator may not annotate pods, so autoscalers move them at any "
@@ -78,13 +89,13 @@ def readiness(
             "; found spec.voluntaryDisruption, but an administrator does not allow it here "
             "(spec.limits.protection of a ClusterCheckpointPolicy), so autoscalers move the pods at any time"
         )
-    if policy.spec.sidecars.end_with_training and not deletes_pods:
+    if policy.spec.sidecars.end_with_training and not rights.deletes:
         reason = "SidecarsStay"
         message += (
             "; found spec.sidecars.endWithTraining, but the operator may not delete pods, so a sidecar that does not "
             "end keeps a gang on its nodes; install the chart with podDeletion.enabled=true, or remove the field"
         )
-    if policy.spec.lost_nodes.delete_pods and not deletes_pods:
+    if policy.spec.lost_nodes.delete_pods and not rights.deletes:
         reason = "LostPodsNotDeleted"
         message += (
             "; found spec.lostNodes.deletePods, but the operator may not delete pods, so those of lost nodes are only "

@@ -21,7 +21,7 @@ from gracepoint.wire import names
 from gracepoint.wire.messages import Forecast, TroubleKind
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.decisions import policy_conditions, preemption_status, waiting
-from gracepoint_operator.decisions.policy_conditions import GangConnection
+from gracepoint_operator.decisions.policy_conditions import GangConnection, PodRights
 from gracepoint_operator.goodput import accounts
 from gracepoint_operator.goodput.accounts import stages
 from gracepoint_operator.kube import client
@@ -154,8 +154,7 @@ class PolicyWriter:
         metrics: Counts failures.
         clock: Seconds since the epoch.
         interval_s: Seconds between two writes of one policy.
-        protects_pods: Whether the operator has the right to annotate pods.
-        deletes_pods: Whether it has the right to delete pods.
+        rights: What the operator may do to pods.
 
     Attributes:
         goodput: Keeps the accounts of the workloads' time, which are in the statuses.
@@ -169,9 +168,7 @@ class PolicyWriter:
         metrics: Metrics,
         clock: Callable[[], float],
         interval_s: float,
-        *,
-        protects_pods: bool = False,
-        deletes_pods: bool = False,
+        rights: PodRights,
     ) -> None:
         self._api = api
         self._cache = cache
@@ -179,8 +176,7 @@ class PolicyWriter:
         self._clock = clock
         self._moved: set[Key] = set()  # policies of which only figures have moved since the last write
         self._figures_at: dict[Key, float] = {}  # policy -> when its figures were written last, as far as known here
-        self._protects_pods = protects_pods
-        self._deletes_pods = deletes_pods
+        self._rights = rights
         self._forecasts: dict[str, WorkloadForecast] = {}  # workload's UID -> newest that came to this replica
         self._unrecorded: dict[Key, dict[str, str]] = {}  # policy -> Preemption's name -> why it is refused
         self._mended: set[Key] = set()  # policies of which nothing is refused any more, until that is written
@@ -428,8 +424,7 @@ class PolicyWriter:
                 policy,
                 self._cache.policies.limited(policy),
                 now,
-                protects_pods=self._protects_pods,
-                deletes_pods=self._deletes_pods,
+                rights=self._rights,
                 hold_limit=self._cache.policies.hold_limit(policy.namespace),
                 withdrawn=self._cache.policies.why_withdrawn(policy),
             ),

@@ -12,6 +12,7 @@ from gracepoint.wire.frames import Frame
 from gracepoint.wire.messages import Phase, Report, StageTiming, Subscription
 from gracepoint_operator.channel.subscribers import Subscriber
 from gracepoint_operator.controller import Controller, ControllerSettings
+from gracepoint_operator.decisions.policy_conditions import PodRights
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.client import JsonObject
 from gracepoint_operator.metrics import Metrics
@@ -94,8 +95,7 @@ class Replica:
             name,
             write_interval_s=write_interval_s,
             first_seen_place=first_seen_place,
-            protects_pods=protects_pods,
-            deletes_pods=deletes_pods,
+            rights=PodRights(protects_pods, deletes_pods),
             tick_s=0.05,
         )
         self.core = Controller(api, self.metrics, clock, settings)

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from gracepoint.wire.messages import Confidence, Mode, Phase
-from gracepoint_operator.decisions.policy_conditions import readiness
+from gracepoint_operator.decisions.policy_conditions import PodRights, readiness
 from gracepoint_operator.model.evictions import HoldLimit
 from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import (
@@ -168,7 +168,7 @@ def test_policy_fields_of_a_newer_version_are_ignored_and_named(
     assert named in read.unknown
     assert getattr(read.spec, field) == read_as
     limit = HoldLimit(600.0, "the chart")
-    ready = readiness(read, read, 0.0, protects_pods=False, deletes_pods=False, hold_limit=limit, withdrawn=None)
+    ready = readiness(read, read, 0.0, rights=PodRights(), hold_limit=limit, withdrawn=None)
     assert (ready.status, ready.reason) == ("True", "UnknownValues")
     assert named in ready.message
 
@@ -270,10 +270,7 @@ def test_unknown_status_fields_of_a_newer_replica_are_not_reported() -> None:
     assert read.status.workloads.count == 1
     assert [condition.status for condition in read.status.conditions or ()] == ["Unknown"]
     limit = HoldLimit(600.0, "the chart")
-    assert (
-        readiness(read, read, 0.0, protects_pods=False, deletes_pods=False, hold_limit=limit, withdrawn=None).reason
-        == "Watching"
-    )
+    assert readiness(read, read, 0.0, rights=PodRights(), hold_limit=limit, withdrawn=None).reason == "Watching"
 
 
 def test_record_of_a_newer_version_is_read_and_not_changed() -> None:
