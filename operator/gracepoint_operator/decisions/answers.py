@@ -122,7 +122,7 @@ def _why_not_now(gang: GangSnapshot, request: RequestRecord) -> str | None:
 
 def _in_progress(preemptions: Iterable[PreemptionRecord]) -> str | None:
     preemption = next((preemption for preemption in preemptions if not preemption.phase.ended), None)
-    return None if preemption is None else f"the Preemption {preemption.name} is under way"
+    return None if preemption is None else f"the Preemption {preemption.name} is in progress"
 
 
 def _superseded(message: str) -> RequestStatus:

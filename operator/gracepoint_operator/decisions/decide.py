@@ -278,7 +278,7 @@ def is_late(preemption: PreemptionRecord, now: float) -> bool:
 def _expired(preemption: PreemptionRecord) -> End:
     message = "the deadline passed, and no end was reported"
     if preemption.spec.mode is Mode.OBSERVE:
-        message = "the deadline passed; observed only, nobody was told"
+        message = "the deadline passed; observed only, nobody was notified"
     return End(preemption, Phase.EXPIRED, EndReason.DEADLINE_PASSED, message)
 
 

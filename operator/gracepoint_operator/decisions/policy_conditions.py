@@ -71,9 +71,9 @@ def readiness(
             f"already, and new ones are refused. {withdrawn}"
         )
         return _condition(CONDITION_READY, ConditionStatus.FALSE, "DefaultWithdrawn", message, policy, now)
-    message = f"every signal is told to the {ANY_PLURAL} that name this policy"
+    message = f"the {ANY_PLURAL} that name this policy are notified of every signal"
     if policy.spec.mode is Mode.OBSERVE:
-        message = "signals are recorded and nobody is told (mode Observe)"
+        message = "signals are recorded and nobody is notified (mode Observe)"
     elif policy.spec.signals == []:
         message = "no kind of signal counts (spec.signals is empty)"
     reason, unknown = "Watching", [item for item in policy.unknown if item.startswith("spec")]
@@ -123,7 +123,7 @@ def readiness(
 def unreadable(generation: int, problem: str, now: float) -> Condition:
     """Returns the condition Ready of a policy that cannot be read."""
     message = (
-        "the policy cannot be read: gangs are told by the version that could be read last, if there was one, and new "
+        "the policy cannot be read: gangs are notified by the version that was read last, if there was one, and new "
         f"{ANY_PLURAL} that name it are refused. Correct it: {problem}"
     )
     return Condition(
@@ -156,7 +156,7 @@ def injection(policy: CheckpointPolicy, workloads: Iterable[Workload], now: floa
         return _condition(CONDITION_INJECTED, ConditionStatus.TRUE, "Injected", message, policy, now)
     message = (
         f"{len(bare)} {ANY_PLURAL} were created before the policy or its label ({', '.join(bare[:5])}): their pods "
-        "cannot be told; delete and create them again"
+        "cannot be notified; delete and create them again"
     )
     return _condition(CONDITION_INJECTED, ConditionStatus.FALSE, "CreatedBeforePolicy", message, policy, now)
 
@@ -187,7 +187,7 @@ def recording(
         names = sorted(refused)
         message = (
             f"{len(names)} Preemptions cannot be recorded ({', '.join(names[:5])}), as the API server refuses them; "
-            "the gangs are told all the same. Correct the quota, the admission policy or the role that it names; the "
+            "gangs get notices nevertheless. Correct the quota, the admission policy or the role that it names; the "
             f"operator tries again at least once a minute. {refused[names[0]]}"
         )
         return _condition(CONDITION_RECORDED, ConditionStatus.FALSE, "Refused", message[:4096], policy, now)
@@ -317,7 +317,7 @@ RENEWED_S = 60.0
 _NAMED = 5
 _JOBS = 64  # the limit in the schema
 _CHECK = (
-    "what is not connected is told of no disruption, and reacts to SIGTERM alone. Check that the training code calls "
+    "what is not connected gets no notice, and reacts to SIGTERM alone. Check that the training code calls "
     "attach(), the pods' logs for 'not subscribed to the operator', NetworkPolicies, and the DNS"
 )
 

@@ -86,7 +86,7 @@ def _request(spec: PreemptionSpec) -> str:
         case Mode.DRILL:
             return "a drill: the gang saves and trains on"
         case Mode.ENFORCE:
-            return "the gang is told" if spec.exits else "the gang saves and trains on"
+            return "the gang is notified" if spec.exits else "the gang saves and trains on"
 
 
 #: False: the gang does not exit. Its reason says why.
@@ -404,7 +404,7 @@ def note_of_move(preemption: PreemptionRecord) -> Note:
 
 def note_of_resumption(preemption: PreemptionRecord) -> Note:
     """The Event of a gang that has restored a checkpoint."""
-    return Note(REASON_RESUMED, f"{preemption.name}: training goes on from step {preemption.status.restored_step}")
+    return Note(REASON_RESUMED, f"{preemption.name}: training continues from step {preemption.status.restored_step}")
 
 
 REASON_STALLED = "TrainingStalled"

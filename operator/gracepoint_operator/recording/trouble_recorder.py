@@ -359,10 +359,10 @@ class MissingPolicies:
             extra=about(workload=f"{workload.namespace}/{workload.name}", policy=workload.policy),
         )
         if self._cache.policy_of(workload) is not None:
-            consequence = "The settings that it was created with go on to apply"
+            consequence = "The settings that it was created with still apply"
         else:
             consequence = (
-                "It was created without the settings that would go on to apply, so no disruption is announced to it"
+                "It was created without the settings that would still apply, so no disruption is announced to it"
             )
         note = Note(
             REASON_MISSING,

@@ -490,7 +490,7 @@ _PODS = (
         deadline=DeadlineRule(grace_cap_seconds=KUBELET_SHUTDOWN_S),
         about="Pressure on the node, a graceful node shutdown, or a critical pod that needs the place. The kubelet "
         "writes it as it ends the pod, and Kubernetes never sets it to False. How much of its grace period it leaves "
-        "the pod is not told: under a hard threshold none, else what the kubelet's configuration allows; the time of "
+        "the pod is not stated: under a hard threshold none, else what the kubelet's configuration allows; the time of "
         "a node shutdown is assumed.",
     ),
     _pod_condition(
@@ -546,7 +546,7 @@ _JOBS = (
         cause=Cause.SUSPENSION,
         confidence=SURE,
         cancelable=False,
-        about="The Job deletes its pods at once. If it is resumed, it begins with new pods, and its time limit anew.",
+        about="The Job deletes its pods at once. If it is resumed, it begins with new pods and a new time limit.",
     ),
     Row(
         name="job-time-limit",
@@ -621,7 +621,7 @@ def read_user_rows(path: Path) -> tuple[Row, ...]:
     for index, row in enumerate(read.rows):
         if row.name in built_in_names or counts[row.name] > 1:
             whose = "a built-in row's" if row.name in built_in_names else "another row's too"
-            raise UserRowsError(f"signals.rows[{index}].name: expected a name of its own, found {row.name!r}, {whose}")
+            raise UserRowsError(f"signals.rows[{index}].name: expected a unique name, found {row.name!r}, {whose}")
     return tuple(read.rows)
 
 

@@ -177,7 +177,7 @@ def _fail_as_a_whole(member: TrainingJob, policy: CheckpointPolicySpec, in_place
         )
     expected = {
         "FailJob": "if one pod leaves, the gang leaves as a whole and the JobSet restarts it",
-        "Ignore": "a process that did not get into the gang is made anew, and the others wait for it",
+        "Ignore": "a process that did not get into the gang is created again, and the others wait for it",
     }
     own_rules = own_pod_rules(member, policy, in_place)
     put_pod_rules(member, own_rules, expected, problems, last_rules=[] if in_place else own_last_rules())

@@ -172,8 +172,8 @@ def introduce(
             return json.dumps({"not_joined": "; ".join(lacking[:_AT_MOST])})
         for first in range(0, count, _BLOCK):
             store.set(f"names/{first // _BLOCK}", json.dumps(members[first : first + _BLOCK]))
-        told = [told for _, told, *_ in messages]
-        wrong = next((number for number in told if number is not None and number != count), None)
+        counts = [injected for _, injected, *_ in messages]
+        wrong = next((number for number in counts if number is not None and number != count), None)
         starts = [started for _, _, _, started, *_ in messages]
         last_start = None if None in starts else max(starts)
         return json.dumps(

@@ -17,7 +17,7 @@ All others leave at once then, with the exit code for that.
 A message is a line of JSON. What is no introduction is closed: whoever scans ports, speaks another protocol or says
 nothing takes no place for long, and is named in the log if it speaks JAX's protocol.
 
-The calling thread does everything until ``begin``. From then on a thread of its own ("gracepoint-joining", a daemon)
+The calling thread does everything until ``begin``. From then on a separate thread ("gracepoint-joining", a daemon)
 owns the connections, as the calling thread is in JAX's C++ code. It ends with ``end``, or ends the process. A
 name is looked up in one more thread ("gracepoint-lookup", a daemon), because a resolver without an answer takes
 minutes. It ends with the answer.
@@ -57,7 +57,7 @@ SAY_EVERY_S = 30.0
 _INTRODUCTION_S = 10.0
 #: Seconds that an attempt to connect takes at most.
 _CONNECT_S = 1.0
-#: Seconds that one look at a name takes at most. The resolver goes on meanwhile.
+#: Seconds that one look at a name takes at most. The resolver continues meanwhile.
 _LOOKUP_S = 5.0
 #: Connections of which nobody knows yet who they are.
 _MOST_STRANGERS = 128
@@ -353,7 +353,7 @@ def leaving_on_sigterm(exit_code: int, leave: Callable[[int], object] | None = N
     """Within the block, a SIGTERM ends this process: as process 1 of a container it would not have any effect.
 
     Without it, a pod that is deleted while it waits lives until its grace period is over, and holds up the next
-    attempt. Whoever waits for this process goes on waiting for its replacement. A handler of the training script stays.
+    attempt. Whoever waits for this process then waits for its replacement. A handler of the training script stays.
 
     Args:
         exit_code: As said.
@@ -361,7 +361,7 @@ def leaving_on_sigterm(exit_code: int, leave: Callable[[int], object] | None = N
     """
 
     def end(number: int, frame: Any) -> None:
-        error = not_joined("this process was told to end (SIGTERM) while it waited at the start", exit_code)
+        error = not_joined("this process was asked to end (SIGTERM) while it waited at the start", exit_code)
         if leave is None:
             raise error
         machine.flush_streams()
@@ -583,7 +583,7 @@ def _allow_files(count: int) -> None:
 
 
 class Lookup:
-    """Looks one name up, in a thread of its own: a resolver without an answer takes minutes.
+    """Looks one name up, in a separate thread: a resolver without an answer takes minutes.
 
     Args:
         host: The name, or an address.
@@ -714,7 +714,7 @@ class Guest:
                 self._waiting.look(self._missing)
 
     def _heard(self, line: Line, message: Mapping[str, Any]) -> bool | None:
-        """Acts on a message of process 0. Returns None if the conversation goes on, else as ``_converse``."""
+        """Acts on a message of process 0. Returns None if the conversation continues, else as ``_converse``."""
         if line.who is None:
             return None if self._meets(line, message) else False
         if "begin" in message:
@@ -743,7 +743,7 @@ class Guest:
             what = f"of job {line.who.job}; this is job {self._me.job}" if verdict is Comparison.OTHER_JOB else "old"
             known = f"{line.who} is there, which is {what}"
             if known != self._known:
-                logger.warning("%s goes on waiting for its own process 0: %s", self._me, known)
+                logger.warning("%s still waits for its own process 0: %s", self._me, known)
             self._known = known
             return False
         self._known = "it is here, and waits for others"

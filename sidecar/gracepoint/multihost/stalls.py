@@ -65,7 +65,7 @@ class StallBoard:
 
     Args:
         store: The key-value store that all processes share.
-        group: The processes that train together.
+        gang: The processes that train together.
         host: Index of the process that hosts the store.
         pods: Names of the pods by process index.
 
@@ -74,12 +74,12 @@ class StallBoard:
         is_host: True in the process that hosts the store.
     """
 
-    def __init__(self, store: KeyValueStore, group: ProcessGroup, host: int = 0, pods: Pods = ()) -> None:
+    def __init__(self, store: KeyValueStore, gang: ProcessGroup, host: int = 0, pods: Pods = ()) -> None:
         self._store = store
-        self._group = group
+        self._gang = gang
         self._host = host
         self.pods = pods
-        self.is_host = group.process_index == host
+        self.is_host = gang.process_index == host
 
     def post(self, part: str, place: StalledAt) -> bool:
         """Says where a part of this process is now. Returns True if this process reports to the operator for all.
@@ -89,8 +89,8 @@ class StallBoard:
         """
         self._store.delete_folder(self._place(part))
         self.say(part, place)
-        me = str(self._group.process_index)
-        return self._group.decide(f"{_FOLDER}/told/{_key(part)}/{place.order[0]}", me) == me
+        me = str(self._gang.process_index)
+        return self._gang.decide(f"{_FOLDER}/told/{_key(part)}/{place.order[0]}", me) == me
 
     def say(self, part: str, place: StalledAt) -> None:
         """Says where a part of this process is, unless that was said before.
@@ -122,10 +122,10 @@ class StallBoard:
         """
         listing = self._store.list(f"{_FOLDER}/places/{_key(part)}")
         places = {int(key.partition("/")[0]): _read(value) for key, value in listing.items()}
-        return suspicion(places, self._group.process_count, self.pods)
+        return suspicion(places, self._gang.process_count, self.pods)
 
     def _place(self, part: str) -> str:
-        return f"{_FOLDER}/places/{_key(part)}/{self._group.process_index}"
+        return f"{_FOLDER}/places/{_key(part)}/{self._gang.process_index}"
 
 
 def _key(part: str) -> str:

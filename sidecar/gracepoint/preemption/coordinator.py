@@ -100,8 +100,8 @@ class Coordinator:
         time_spent: TimeSpent,
         receiver: Receiver | None = None,
     ) -> None:
-        group, store, pods = meeting.gang, meeting.store, PodNames(meeting.members)
-        me, count = group.process_index, group.process_count
+        gang, store, pods = meeting.gang, meeting.store, PodNames(meeting.members)
+        me, count = gang.process_index, gang.process_count
         self.step = 0
         self._checkpointer = checkpointer
         self._handed = handed
@@ -119,10 +119,10 @@ class Coordinator:
 
         # What reports and ends the process.
         session = secrets.token_hex(8)
-        self.reporter = Reporter(self._receivers.sender, settings, session, group, mailbox, time_spent)
+        self.reporter = Reporter(self._receivers.sender, settings, session, gang, mailbox, time_spent)
         self._exit = ProcessExit(store, meeting.me.service_id, count, clock=clock)
         self._exit.start()
-        shared = Shared(group, settings, clock, mailbox, self._budget, self.reporter, self._exit)
+        shared = Shared(gang, settings, clock, mailbox, self._budget, self.reporter, self._exit)
         substitute = None if self._alone else Substitute(store, me, count, pods, self._budget)
         self._outcome = Outcome(
             shared,
@@ -136,14 +136,14 @@ class Coordinator:
         # raise it when the freeze begins.
         notify_jax = functools.partial(raise_jax_notice, meeting.client)
         observer = PreemptionObserver(shared, self._outcome, notify_jax, self._position)
-        self._agreement = Agreement(store, group, observer, pods, handed)
+        self._agreement = Agreement(store, gang, observer, pods, handed)
         self.arrive = self._agreement.arrive
         self._emergency_save = EmergencySave(shared, checkpointer, self._outcome, self._agreement, self.forecaster)
 
         # What looks whether this process makes progress.
         executor = checkpointer.executor
         self.activities = Activities(self._place, lambda: executor.progress, lambda: executor.written_bytes)
-        board = StallBoard(store, group, meeting.host, pods)
+        board = StallBoard(store, gang, meeting.host, pods)
         if substitute is not None:
             self._outcome.stragglers = StragglerSearch(board, self.activities, substitute)
         reports = StallReports(settings, self.reporter, self._exit, board, self._current_step)
@@ -154,7 +154,7 @@ class Coordinator:
         mailbox.listen(publisher.posted, publisher.retracted)
         try:
             self._receivers.listen(
-                session, group, notify_jax, self._on_caught, time_spent.spent, self.forecaster.stalled_s
+                session, gang, notify_jax, self._on_caught, time_spent.spent, self.forecaster.stalled_s
             )
         except BaseException:
             self.end(well=True)  # else a SIGTERM would go into a mailbox that nobody reads
@@ -335,7 +335,7 @@ class Coordinator:
         return not over and self._agreement.is_beyond
 
     def abandon(self, reason: str, not_saved: Exception | None = None, steps_lost: int | None = None) -> None:
-        """Tells the other processes that this one breaks off training.
+        """Notifies the other processes that this one breaks off training.
 
         Args:
             reason: Why.

@@ -61,7 +61,7 @@ class EmergencySave:
         agreement: Agreement,
         forecaster: Forecaster,
     ) -> None:
-        self._group = shared.group
+        self._gang = shared.gang
         self._code = shared.settings.saved_exit_code
         self._mailbox = shared.mailbox
         self._budget = shared.budget
@@ -106,7 +106,7 @@ class EmergencySave:
             return self._outcome.failed(step, error)
         return self._committed(step, saved.step, saved.bytes, reason)
 
-    def meet(self, step: int, word: str = "", merge: Callable[[list[str]], str] = lambda words: "") -> str | None:
+    def meet(self, step: int, message: str = "", merge: Callable[[list[str]], str] = lambda messages: "") -> str | None:
         """Waits for the other processes, and returns what the last of them merged from the texts of all.
 
         Returns None at once if the processes need not meet.
@@ -116,7 +116,7 @@ class EmergencySave:
             BarrierError: As ``Agreement.confirm``.
         """
         with self._waiting_at(self._agreement.steps_key) as deadline:
-            return self._agreement.confirm(step, word, merge, deadline=deadline)
+            return self._agreement.confirm(step, message, merge, deadline=deadline)
 
     def _choose(self, step: int) -> Plan:
         """Returns the choice of all processes."""
@@ -148,7 +148,7 @@ class EmergencySave:
         key = self._key("saved")
         try:
             with self._waiting_at(key) as deadline:
-                self._group.barrier(key, timeout_s=deadline.remaining_s())
+                self._gang.barrier(key, timeout_s=deadline.remaining_s())
         except BarrierError as error:
             return self._outcome.failed(step, error)
         for stage in ("drained", "written", "durable", "committed"):
@@ -206,13 +206,13 @@ class EmergencySave:
         Of this process alone if a peer is gone: the save is committed.
         """
         own = self._outcome.epoch.stages
-        count = self._group.process_count
+        count = self._gang.process_count
         some = range(0, count, -(-count // _STAGES_OF))
-        if self._group.process_index not in some:
+        if self._gang.process_index not in some:
             return own.own(), own.without
         wait_s = min(_GATHER_S, self._budget.deadline().remaining_s())
         try:
-            answers = self._group.gather(self._key("stages"), own.to_json(), timeout_s=wait_s, processes=some)
+            answers = self._gang.gather(self._key("stages"), own.to_json(), timeout_s=wait_s, processes=some)
         except BarrierError as error:
             logger.warning("stages of this process only error=%s", error)
             return own.own(), own.without

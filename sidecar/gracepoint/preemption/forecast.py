@@ -185,7 +185,7 @@ class Forecaster:
         self._state_bytes: int | None = None
         self._own_saves_s: collections.deque[float] = collections.deque(maxlen=_KEPT)
         self._last_save: object = None
-        self._told = False
+        self._is_reported = False
 
     @property
     def prepared(self) -> bool:
@@ -252,11 +252,11 @@ class Forecaster:
         Args:
             last_save: Figures of the last committed save. Each save makes a new object; only its identity is used.
         """
-        if self._told and last_save is self._last_save:
+        if self._is_reported and last_save is self._last_save:
             return None
         self._last_save = last_save
         forecast = self.figures()
-        self._told = forecast is not None
+        self._is_reported = forecast is not None
         return forecast
 
 

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class NoticePublisher:
-    """Tells the other processes what a receiver of this process posts or retracts.
+    """Notifies the other processes of what a receiver of this process posts or retracts.
 
     Args:
         mailbox: This process's mailbox.
@@ -132,12 +132,12 @@ class PreemptionObserver:
         on_freeze: Callable[[], None],
         position: Callable[[], tuple[int, bool]],
     ) -> None:
-        self._group = shared.group
+        self._gang = shared.gang
         self._settings = shared.settings
         self._budget = shared.budget
         self._reporter = shared.reporter
         self._exit = shared.process_exit
-        self._notices = NoticeReader(shared.mailbox, shared.group.process_index, shared.clock)
+        self._notices = NoticeReader(shared.mailbox, shared.gang.process_index, shared.clock)
         self._outcome = outcome
         self._on_freeze = on_freeze
         self._position = position
@@ -149,13 +149,13 @@ class PreemptionObserver:
         match event:
             case Noticed(notice):
                 disruption = self._notices.received(notice)
-                if notice.by != self._group.process_index:
+                if notice.by != self._gang.process_index:
                     logger.warning("another process has a notice process=%d notice=%s", notice.by, disruption)
             case Retracted(notice, _, reason):
                 self._retracted(notice, reason)
             case Moot(notices, by):
                 for notice in notices:
-                    self._retracted(notice, FINISHED, alone=by == self._group.process_index)
+                    self._retracted(notice, FINISHED, alone=by == self._gang.process_index)
             case Opened(epoch):
                 self._opened(epoch)
             case Settled(epoch):
@@ -185,7 +185,7 @@ class PreemptionObserver:
         self._outcome.begun()  # only now: it writes to the store, which may not answer
         logger.warning("the freeze begins drill=%s left_s=%.1f", epoch.drill, self.time_left_s())
         self.looked()
-        if not epoch.drill and self._group.process_index == 0:
+        if not epoch.drill and self._gang.process_index == 0:
             self._on_freeze()
 
     def _closed(self, epoch: Epoch) -> None:
@@ -214,7 +214,7 @@ class PreemptionObserver:
         waits_at = epoch.waits_at
         if waits_at is not None and self.time_left_s() <= 0:
             with contextlib.suppress(GracepointError):  # the watchdog ends the process then
-                self._group.cancel(waits_at, "the time was over")
+                self._gang.cancel(waits_at, "the time was over")
         if epoch.doubt or epoch.ended or epoch.stages.has("written"):
             return
         if epoch.plan is not None and epoch.plan.steps_lost > 0:

@@ -44,7 +44,7 @@ class Shared:
     """What the parts of a preemption share in one process.
 
     Attributes:
-        group: The processes that train together.
+        gang: The processes that train together.
         settings: This process's settings.
         clock: Returns monotonic seconds; the mailbox's clock.
         mailbox: The notices, with their deadlines.
@@ -53,7 +53,7 @@ class Shared:
         process_exit: Ends the process once the exit code is decided, or the time is over.
     """
 
-    group: ProcessGroup
+    gang: ProcessGroup
     settings: Settings
     clock: Callable[[], float]
     mailbox: Mailbox
@@ -84,7 +84,7 @@ class Outcome:
         current_step: Callable[[], int],
         substitute: Substitute | None = None,
     ) -> None:
-        self._group = shared.group
+        self._gang = shared.gang
         self._settings = shared.settings
         self._mailbox = shared.mailbox
         self._budget = shared.budget
@@ -145,7 +145,7 @@ class Outcome:
     def finished(self) -> None:
         """Reports that training had ended before the agreed sync point: there is nothing to save."""
         self._exit.cancel()
-        self.epoch.told()
+        self.epoch.nothing_to_save()
         progress = dataclasses.replace(self.epoch.progress, message=FINISHED)
         about: Sequence[Disruption | None] = self._mailbox.named() or [self._mailbox.current]
         for disruption in about:
@@ -218,7 +218,7 @@ class Outcome:
         # In a separate thread: a coordination service that is stopped neither answers nor fails, and little time is
         # left. If nobody can be asked, this process's knowledge counts.
         with contextlib.suppress(Exception):
-            answer = ask_in_thread(functools.partial(self._group.decide, key, answer), "gracepoint-asks", _ASK_S)
+            answer = ask_in_thread(functools.partial(self._gang.decide, key, answer), "gracepoint-asks", _ASK_S)
         return int(answer) if answer else None
 
     def _exit_with_older_step(self, instead: int, step: int, reason: str) -> str:

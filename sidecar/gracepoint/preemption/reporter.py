@@ -502,7 +502,7 @@ class EpochProgress:
         self._phase: Phase | None = None
         self._ending = threading.Lock()
         self._ended = False  # the outcome is known
-        self._told = False  # the end was reported; until then, an outcome that is known has phases to report
+        self._is_over = False  # the end was reported; until then, an outcome that is known has phases to report
 
     def report(self, phase: Phase, **changes: Any) -> None:
         """Reports that the epoch has reached this phase; ``changes`` are fields of ``Progress``.
@@ -512,9 +512,9 @@ class EpochProgress:
         fields = {"stages": self.stages.own(), "message": self.doubt, **changes}
         about = self._mailbox.current_drill if self.drill else self._mailbox.current
         with self._ending:
-            if self._told:
+            if self._is_over:
                 return
-            self._told = phase.ended
+            self._is_over = phase.ended
             self.progress = reached = dataclasses.replace(self.progress, **fields)
             self._phase = phase
             self._account(phase)
@@ -570,10 +570,10 @@ class EpochProgress:
         with self._ending:
             self._ended = True
 
-    def told(self) -> None:
+    def nothing_to_save(self) -> None:
         """Notes that there is nothing to save, which is reported otherwise: nothing more is reported here."""
         with self._ending:
-            self._ended = self._told = True
+            self._ended = self._is_over = True
 
     def fail_first(self) -> bool:
         """Returns True to the first caller only, and only before ``succeeded``. The first reported outcome wins."""

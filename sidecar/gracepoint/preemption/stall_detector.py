@@ -90,7 +90,7 @@ class Changes:
 class _Part:
     marks: tuple[object, ...]
     since_s: float
-    told: bool = False
+    reported: bool = False
 
 
 def look_every_s(*limits_s: float) -> float:
@@ -127,17 +127,17 @@ class StallDetector:
         self._looked_s, self._cpu_s = now_s, cpu_s
         changes = Changes(paused_s=passed_s - self._look_every_s if paused else 0.0)
         for name in self._parts.keys() - {activity.part for activity in activities}:
-            if self._parts.pop(name).told:
+            if self._parts.pop(name).reported:
                 changes.over.append(name)
         for activity in activities:
             part = self._parts.get(activity.part)
             moves = part is None or part.marks != activity.marks or paused or (activity.computes and computing)
             if part is None or moves:
-                if part is not None and part.told:
+                if part is not None and part.reported:
                     changes.over.append(activity.part)
                 self._parts[activity.part] = _Part(activity.marks, now_s)
-            elif not part.told and now_s - part.since_s >= self._limit_s:
-                part.told = True
+            elif not part.reported and now_s - part.since_s >= self._limit_s:
+                part.reported = True
                 changes.stalled.append(Stalled(activity, now_s - part.since_s))
         return changes
 

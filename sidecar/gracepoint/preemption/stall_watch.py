@@ -1,7 +1,7 @@
 """Says when this process makes no progress: in its log, to the other processes, and to the operator.
 
 ``AttachWatch`` does so until the processes have met and a session is open, ``StallWatch`` from then on. A preemption's
-end asks, too (``StragglerSearch``). One detector decides what a stall is (``stall_detector``); one report tells it.
+end asks, too (``StragglerSearch``). One detector decides what a stall is (``stall_detector``); one report says it.
 
 * The **stall thread** ("gracepoint-stalls", daemon) looks every few seconds. It owns the detectors. That of ``attach``
   ends with ``attach``, that of the session with ``stop``.
@@ -62,10 +62,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How long the teller waits for the other processes to say that they make no progress: they reach their limits within
-#: a look and a step of each other.
+#: How long the process that reports waits for the others to say that they make no progress: they reach their limits
+#: within a look and a step of each other.
 _OTHERS_S = 10.0
-#: How long the store may take to answer each of two questions. With the above, a stall is told within 30 s.
+#: How long the store may take to answer each of two questions. With the above, a stall is reported within 30 s.
 _STORE_S = 7.0
 _JOIN_S = 1.0
 
@@ -143,7 +143,7 @@ class AttachWatch:
         self._gang: ProcessGroup | None = None
         self._pods: Pods = ()
         self._host = 0
-        self._told = False  # whether the operator believes that attach makes no progress
+        self._reported = False  # whether the operator believes that attach makes no progress
         self._thread: StallThread | None = None
         if settings.stall_after_s > 0:
             every_s = look_every_s(settings.stall_after_s, slow_s)
@@ -158,7 +158,7 @@ class AttachWatch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._told = False  # attach has failed, so nothing reports to the operator that it continues
+            self._reported = False  # attach has failed, so nothing reports to the operator that it continues
         if self._thread is not None:
             self._thread.stop()
 
@@ -193,8 +193,8 @@ class AttachWatch:
         self._gang, self._pods, self._host = gang, pods, host
 
     def _end(self) -> None:
-        if self._told:
-            self._tell_over()
+        if self._reported:
+            self._report_over()
 
     def _look(self) -> None:
         now_s, cpu_s, stage = time.monotonic(), time.process_time(), self._stage
@@ -205,8 +205,8 @@ class AttachWatch:
         for slow in self._slow.look(now_s, cpu_s, doing).stalled:
             logger.warning("attach waits stage=%s seconds=%.0f %s", stage, slow.for_s, self._whom()[1])
         changes = self._stalls.look(now_s, cpu_s, [] if self._may_last else doing)
-        if changes.over and self._told:
-            self._tell_over()
+        if changes.over and self._reported:
+            self._report_over()
         for stalled in changes.stalled:
             self._stalled(stalled)
 
@@ -217,9 +217,9 @@ class AttachWatch:
         log_stall(stalled, stack, f"suspects={awaited} {reason}")
         dump_all_stacks()
         if self._stage != stage:
-            return  # it went on while the store was asked
-        if self._tells(awaited):
-            self._told = True
+            return  # it continued while the store was asked
+        if self._is_first_to_report(awaited):
+            self._reported = True
             try:
                 pods = pods_of(awaited or [], self._pods)
                 self._report(
@@ -247,15 +247,15 @@ class AttachWatch:
             return [], "this process waits for no other"
         return awaited, f"this process waits for {named(awaited, self._pods)}"
 
-    def _tells(self, awaited: list[int] | None) -> bool:
-        """Returns whether this process tells the operator for all: the first one of those that wait."""
+    def _is_first_to_report(self, awaited: list[int] | None) -> bool:
+        """Returns whether this process reports to the operator for all: the first one of those that wait."""
         if self._gang is None:  # nobody is known yet: process 0 waits for another one, or process 1 for process 0
             return self._settings.process_count is None or self._settings.process_id in (0, 1)
         waiting = (index for index in range(self._gang.process_count) if index not in (awaited or []))
         return not awaited or self._gang.process_index == next(waiting, 0)
 
-    def _tell_over(self) -> None:
-        self._told = False
+    def _report_over(self) -> None:
+        self._reported = False
         self._report(lambda reporter: reporter.stall_over("attach", 0))
 
     def _report(self, say: Callable[[Reporter], None]) -> None:
@@ -300,7 +300,7 @@ class StallWatch:
         self._clock = clock
         self._others_s = others_s
         self._stalled: set[str] = set()  # parts that are stalled now; the stall thread writes it
-        self._told: set[str] = set()  # parts that this process reported to the operator
+        self._reported: set[str] = set()  # parts that this process reported to the operator
         every_s = look_every_s(limit_s)
         self._detector = StallDetector(limit_s, every_s)
         self._detector.look(clock(), time.process_time(), [])  # so that a stop of this process shows from now on
@@ -330,12 +330,12 @@ class StallWatch:
             stack = stack_of(stalled.activity.thread_id)
             log_stall(stalled, stack)
             dump_all_stacks()
-            self._in_a_thread(functools.partial(self._tell, stalled, stack))
+            self._in_a_thread(functools.partial(self._report, stalled, stack))
 
     def _in_a_thread(self, function: Callable[[], None]) -> None:
         threading.Thread(target=function, name="gracepoint-stall", daemon=True).start()
 
-    def _tell(self, stalled: Stalled, stack: str) -> None:
+    def _report(self, stalled: Stalled, stack: str) -> None:
         try:
             suspicion = ask_in_thread(
                 functools.partial(self._ask, stalled, stack), "gracepoint-stall-store", self._others_s + 2 * _STORE_S
@@ -348,7 +348,7 @@ class StallWatch:
         part = stalled.activity.part
         if part in self._stalled and not self._thread.stopped.is_set():
             if suspicion is not None:
-                self._told.add(part)
+                self._reported.add(part)
                 self._reports.stalled(stalled, suspicion)
             self._reports.limit(f"no progress in {stalled.activity.stage} for {stalled.for_s:.0f} s")
 
@@ -356,9 +356,9 @@ class StallWatch:
         """Returns who is suspected, if this process is to report to the operator."""
         try:
             now = stalled.activity
-            tells = self._board.post(now.part, StalledAt(now.stage, now.order, now.reached, stack))
+            is_first = self._board.post(now.part, StalledAt(now.stage, now.order, now.reached, stack))
             self._thread.stopped.wait(self._others_s)
-            return self._board.suspicion(now.part) if tells else None
+            return self._board.suspicion(now.part) if is_first else None
         except GracepointError as error:
             logger.warning("could not ask the other processes about a stall error=%s", error)
             return self._board.silent(f"cannot be reached: {error}")
@@ -368,8 +368,8 @@ class StallWatch:
             self._board.take_down(part)
         except GracepointError as error:
             logger.warning("could not notify the other processes that a stall is over error=%s", error)
-        if part in self._told:
-            self._told.discard(part)
+        if part in self._reported:
+            self._reported.discard(part)
             self._reports.over(part)
 
 
@@ -424,7 +424,7 @@ class StallReports:
         return StallWatch(limit_s, activities, self._board, self, heartbeat, clock=clock)
 
     def stalled(self, stalled: Stalled, suspicion: Suspicion) -> None:
-        """Tells the operator of a stall. Called in one process for all, unless the store does not answer.
+        """Reports a stall to the operator. Called in one process for all, unless the store does not answer.
 
         Args:
             stalled: The stalled part of this process.

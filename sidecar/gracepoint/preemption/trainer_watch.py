@@ -233,7 +233,7 @@ class TrainerWatch:
         changes = self._detector.look(now_s, time.process_time(), doing)
         if changes.over and not worker.trainer_has_died():
             logger.warning("the training process runs again")
-            self._tell(self._stall("the training process runs again", over=True))
+            self._send(self._stall("the training process runs again", over=True))
         for stalled in changes.stalled:
             if not worker.trainer_has_died():
                 self._stalled(stalled)
@@ -247,7 +247,7 @@ class TrainerWatch:
         else:
             message = f"{name} does not run, and its worker process cannot see it: {state.why_not}"
         log_stall(stalled, state.stack, message)
-        self._tell(self._stall(message, stalled.activity.stage, stalled.for_s, state.stack))
+        self._send(self._stall(message, stalled.activity.stage, stalled.for_s, state.stack))
 
     def _stall(
         self, message: str, stage: str = _PART, for_s: float = 0.0, stack: str = "", *, over: bool = False
@@ -268,7 +268,7 @@ class TrainerWatch:
             pods=[settings.pod_name] if settings.pod_name else [],
         )
 
-    def _tell(self, stall: Stall) -> None:
+    def _send(self, stall: Stall) -> None:
         try:
             self._operator = self._operator or self._find_operator()
             if self._operator is not None:

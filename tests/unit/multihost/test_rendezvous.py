@@ -166,7 +166,7 @@ def test_another_job_at_the_same_address_is_neither_joined_nor_sent_away(
 ) -> None:
     host = come(introduction(0))
     other = come(introduction(1, job="uid-2"))
-    until(lambda: "goes on waiting for its own process 0" in caplog.text, "the guest to say what it found")
+    until(lambda: "still waits for its own process 0" in caplog.text, "the guest to say what it found")
     until(lambda: "has refused process 1" in caplog.text, "the host to refuse it")
     own = come(introduction(1))
     assert host.result(WITHIN_S)

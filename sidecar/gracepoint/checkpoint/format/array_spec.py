@@ -35,7 +35,7 @@ class Format:
 
     Attributes:
         zarr: Version of zarr.
-        ocdbt: If True, each process's chunks are in a B+tree of its own (``ocdbt.process_<N>/``), and a merged tree
+        ocdbt: If True, each process's chunks are in a separate B+tree (``ocdbt.process_<N>/``), and a merged tree
             refers to all of them. If False, each chunk is a file.
         zstd_level: Level at which chunks are compressed. None: chunks are not compressed.
     """

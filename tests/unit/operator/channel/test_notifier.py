@@ -125,7 +125,7 @@ async def test_the_record_says_where_it_stands_in_a_sentence(api: MemoryApi, clo
         replica.taint()
         noticed = await replica.phase("Noticed")
         assert noticed["status"]["message"] == (
-            f"SpotTermination: taint {objects.GKE_TAINT}:NoSchedule on node-1, 15 s ahead; the gang is told"
+            f"SpotTermination: taint {objects.GKE_TAINT}:NoSchedule on node-1, 15 s ahead; the gang is notified"
         )
         pod = replica.core.cache.objects.pods["uid-pod-0-0"]
         said = {

@@ -405,7 +405,7 @@ def test_an_observed_preemption_expires_and_says_that_nobody_was_notified() -> N
     scene.recorded(mode="Observe")
     scene.clock.move(100)
     end = scene.end()
-    assert (end.phase, "nobody was told" in end.message) == (Phase.EXPIRED, True)
+    assert (end.phase, "nobody was notified" in end.message) == (Phase.EXPIRED, True)
 
 
 # After a preemption.

@@ -47,7 +47,9 @@ SIGNAL = "SpotTermination: taint cloud.google.com/impending-node-termination:NoS
 @pytest.mark.parametrize(
     ("phase", "state", "expected"),
     [
-        pytest.param(Phase.NOTICED, {}, Note("PreemptionNoticed", f"{NAME}: {SIGNAL}; the gang is told"), id="noticed"),
+        pytest.param(
+            Phase.NOTICED, {}, Note("PreemptionNoticed", f"{NAME}: {SIGNAL}; the gang is notified"), id="noticed"
+        ),
         pytest.param(
             Phase.AGREED,
             {"ordinal": 41},
@@ -94,10 +96,10 @@ def test_the_event_of_a_phase_says_what_has_happened(
         pytest.param({"mode": "Observe"}, f"{SIGNAL}; observed only", id="observed"),
         pytest.param({"mode": "Drill"}, f"{SIGNAL}; a drill: the gang saves and trains on", id="a drill"),
         pytest.param({"exits": False}, f"{SIGNAL}; the gang saves and trains on", id="told to train on"),
-        pytest.param({"nodes": []}, f"{SIGNAL.replace(' on node-1', '')}; the gang is told", id="on no node"),
+        pytest.param({"nodes": []}, f"{SIGNAL.replace(' on node-1', '')}; the gang is notified", id="on no node"),
         pytest.param(
             {"nodes": [f"n{i}" for i in range(7)]},
-            f"{SIGNAL.replace('node-1', 'n0, n1, n2, n3, n4')}; the gang is told",
+            f"{SIGNAL.replace('node-1', 'n0, n1, n2, n3, n4')}; the gang is notified",
             id="on many nodes",
         ),
     ],
@@ -131,7 +133,7 @@ def test_the_event_of_a_moved_deadline_counts_from_the_first_signal() -> None:
 
 def test_the_event_of_a_resumption_names_the_step() -> None:
     note = preemption_status.note_of_resumption(preemption({"restoredStep": 40}, phase="Committed"))
-    assert note == Note("Resumed", f"{NAME}: training goes on from step 40")
+    assert note == Note("Resumed", f"{NAME}: training continues from step 40")
 
 
 @pytest.mark.parametrize("signal", ["taint example.com/gone:NoExecute", *sorted(KNOWN_TO_GANG)])

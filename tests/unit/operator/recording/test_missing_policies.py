@@ -56,7 +56,7 @@ async def test_a_deleted_policy_is_said_on_its_jobs_once_and_they_stay_protected
         assert first.reasons == ["PolicyMissing"], "once, though both replicas see it"
         (event,) = api.of(kinds.EVENTS)
         assert event["type"] == "Warning"
-        assert "The settings that it was created with go on to apply" in event["note"]
+        assert "The settings that it was created with still apply" in event["note"]
         assert [without_policy(first), without_policy(second)] == [1, 1]
         first.taint()
         (notice,) = await frames(subscriber)

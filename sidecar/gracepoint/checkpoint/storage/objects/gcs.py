@@ -154,7 +154,7 @@ class GcsApi:
         authorization = {} if token is None else {"Authorization": f"Bearer {token}"}
         sent_s = time.time()
         exchange.send(Request(method, target, {**(headers or {}), **authorization}, body))
-        self.clock.told(exchange.headers.get("date"), sent_s)
+        self.clock.observe(exchange.headers.get("date"), sent_s)
         if exchange.status >= 300:
             code, message = _error(exchange.read())
             # Writes and listings need only the bucket. If one of them gets a 404, the bucket is missing. For other

@@ -62,7 +62,7 @@ class BucketStore:
     Args:
         api: The requests to the bucket.
         hedges: Whether slow requests are made a second time.
-        patience_s: Seconds for a request and its repetitions, if the caller has no deadline of its own.
+        patience_s: Seconds for a request and its repetitions, if the caller has no deadline.
 
     Attributes:
         tensorstore_error: Why TensorStore cannot read from the bucket, as ``check_usable`` has found out. None: it can,

@@ -160,7 +160,7 @@ def _nothing() -> None:
     pass
 
 
-#: Seconds for a request and its repetitions, if the caller has no deadline of its own.
+#: Seconds for a request and its repetitions, if the caller has no deadline.
 PATIENCE_S = 60.0
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 5.0
@@ -212,7 +212,7 @@ class Persistence:
     Args:
         new_exchange: Returns a new exchange with the store.
         hedges: Whether slow requests are made a second time.
-        patience_s: Seconds for a request and its repetitions, if the caller has no deadline of its own.
+        patience_s: Seconds for a request and its repetitions, if the caller has no deadline.
     """
 
     def __init__(

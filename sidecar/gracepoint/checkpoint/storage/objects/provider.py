@@ -162,7 +162,7 @@ _LEAST_STEP_S = 1e-6
 
 
 class StoreClock:
-    """The store's clock, as its replies tell it, to a second. Any thread uses it.
+    """The store's clock, as its replies show it, to a second. Any thread uses it.
 
     If this machine's clock agrees with all replies, it is used, as it is finer. The answers never go back, even if a
     reply corrects the clock: of two saves of this process, the later one has the later time.
@@ -174,15 +174,15 @@ class StoreClock:
         self._least_s, self._most_s = float("-inf"), float("inf")
         self._last_s = 0.0  # the latest answer
 
-    def told(self, date: str | None, sent_s: float) -> None:
+    def observe(self, date: str | None, sent_s: float) -> None:
         """Notes the header ``Date`` of a reply to a request that was sent at ``sent_s`` by this machine's clock."""
         if date is None:
             return
         try:
-            told_s = email.utils.parsedate_to_datetime(date).timestamp()
+            date_s = email.utils.parsedate_to_datetime(date).timestamp()
         except ValueError:
             return
-        least_s, most_s = told_s - time.time(), told_s + 1.0 - sent_s
+        least_s, most_s = date_s - time.time(), date_s + 1.0 - sent_s
         with self._lock:
             self._least_s, self._most_s = max(self._least_s, least_s), min(self._most_s, most_s)
             if self._least_s > self._most_s:  # one of the clocks was set
@@ -190,7 +190,7 @@ class StoreClock:
 
     @property
     def is_known(self) -> bool:
-        """True once a reply told the time."""
+        """True once a reply had the time."""
         return self._most_s != float("inf")
 
     def now_s(self) -> float:

@@ -49,7 +49,7 @@ NOTE_HEADER = f"x-amz-meta-{provider.NOTE}"
 
 
 class S3Uploads:
-    """The requests of multipart uploads to one bucket. See ``api.Uploads``."""
+    """The requests of multipart uploads to one bucket. See ``provider.Uploads``."""
 
     from_bytes = 256 << 20
 
@@ -243,7 +243,7 @@ class S3Api:
         signed = self._signed(keys, method, target, headers)
         sent_s = time.time()
         exchange.send(Request(method, target, signed, body))
-        self.clock.told(exchange.headers.get("date"), sent_s)
+        self.clock.observe(exchange.headers.get("date"), sent_s)
         if exchange.status >= 300:
             code, message = _error(exchange.read())
             if code in provider.EXPIRED and self._credentials.refused(keys):

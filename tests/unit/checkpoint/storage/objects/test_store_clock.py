@@ -16,30 +16,30 @@ def date(ahead_s: float) -> str:
 def test_a_clock_that_is_ahead_is_known_to_a_second() -> None:
     clock = StoreClock()
     assert not clock.is_known
-    clock.told(date(100), time.time())
+    clock.observe(date(100), time.time())
     assert clock.is_known
     assert 98 < clock.now_s() - time.time() < 102
 
 
 def test_a_machine_that_agrees_with_the_store_uses_its_own_clock() -> None:
     clock = StoreClock()
-    clock.told(date(0), time.time())
+    clock.observe(date(0), time.time())
     assert abs(clock.now_s() - time.time()) < 1e-2
 
 
 def test_the_clock_does_not_go_back_when_a_reply_corrects_it() -> None:
     """Else a save would count as older than the one before it, and give way to it. Some servers tell an old time."""
     clock = StoreClock()
-    clock.told(date(0), time.time())
+    clock.observe(date(0), time.time())
     first_s = clock.now_s()
-    clock.told(date(-3), time.time())
+    clock.observe(date(-3), time.time())
     assert clock.now_s() > first_s
 
 
 def test_no_two_answers_are_equal() -> None:
     clock = StoreClock()
-    clock.told(date(0), time.time())
+    clock.observe(date(0), time.time())
     answers = [clock.now_s() for _ in range(1000)]
-    clock.told(date(-3), time.time())
+    clock.observe(date(-3), time.time())
     answers += [clock.now_s() for _ in range(1000)]
     assert sorted({int(each * 1e9) for each in answers}) == [int(each * 1e9) for each in answers]
