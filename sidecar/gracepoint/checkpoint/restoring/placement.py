@@ -9,15 +9,23 @@ integers, so that no value changes.
 For such arrays every process makes the same call (``hand_to_all``). Before a collective operation on the devices, all
 processes report whether they have read their part (``replicas``). Other arrays are read meanwhile. If the processes
 have agreed on their memory before they read, the sums are compiled while they read.
+
+``Sums`` are the programs that give the values of primary replicas to all replicas, as a sum over the bits of the values
+as unsigned integers: unlike a sum of the values, that changes none. ``compile`` lowers the programs in the caller's
+thread, because settings that JAX lowers by, such as x64, may hold for that thread alone. Another thread ("gracepoint:
+compiling", a daemon) then compiles them while the caller reads. Until ``wait`` returns, only that thread uses the
+compiled programs. A compilation cannot be ended: if it takes too long, its thread outlives the call.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -32,15 +40,17 @@ from gracepoint.checkpoint.format.array_spec import Index
 from gracepoint.checkpoint.options import SingleReplica
 from gracepoint.checkpoint.planning.grid import normal_index
 from gracepoint.checkpoint.reading.parallel_reader import Values
-from gracepoint.checkpoint.restoring.replicas import ReplicaAgreement, Sums, raise_failure_in, to_bits
+from gracepoint.checkpoint.restoring.replicas import ReplicaAgreement, from_bits, raise_failure_in, to_bits
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, InvalidSharding
-from gracepoint.jax_isolation import isolated, setting
+from gracepoint.jax_isolation import isolated, jit, setting
 
 logger = logging.getLogger(__name__)
 
 # Copies of an array that a device holds during the sum: the replica's values or zeros, their sum, and the result.
 _COPIES = 3
+# Most seconds to wait for a compilation whose result is not needed.
+_END_S = 10.0
 
 
 def check_sharding(replica: SingleReplica, where: str, sharding: Any) -> jax.sharding.NamedSharding:
@@ -167,6 +177,85 @@ class OnOneReplica:
 
     def _on(self, device: Any) -> jax.sharding.Sharding:
         return jax.sharding.SingleDeviceSharding(device, memory_kind=self.sharding.memory_kind)
+
+
+class Sums:
+    """The programs that give the values of the primary replicas to all. One for each batch of arrays."""
+
+    def __init__(self, placements: Sequence[OnOneReplica]) -> None:
+        self._placements = placements
+        self._compiled: dict[tuple[int, int], Any] = {}  # written by the thread, read when it has ended
+        self._thread: threading.Thread | None = None
+
+    def batches(self, limit_bytes: int) -> Iterator[tuple[int, int]]:
+        """Yields ranges of arrays that fit into the limit together. An array that is larger is in a separate range.
+
+        ``limit_bytes`` is for each device's part.
+        """
+        start, total_bytes = 0, 0
+        for position, placement in enumerate(self._placements):
+            if position > start and total_bytes + placement.bytes_per_device > limit_bytes:
+                yield start, position
+                start, total_bytes = position, 0
+            total_bytes += placement.bytes_per_device
+        if self._placements:
+            yield start, len(self._placements)
+
+    def compile(self, limit_bytes: int) -> None:
+        """Lowers the programs of all batches, and starts to compile them."""
+        lowered = {(start, stop): self._lowered(start, stop) for start, stop in self.batches(limit_bytes)}
+        self._thread = threading.Thread(
+            target=self._compile, args=(lowered,), name="gracepoint: compiling", daemon=True
+        )
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system has no more threads: each is compiled when it is used
+            self._thread = None
+
+    def wait(self, deadline: Deadline) -> None:
+        """Returns when ``compile`` has ended.
+
+        Raises:
+            CheckpointError: It has not ended by the deadline.
+        """
+        if self._thread is not None:
+            self._thread.join(deadline.remaining_s())
+            if self._thread.is_alive():
+                raise CheckpointError("the program that sends arrays to other replicas was not compiled in time")
+
+    def end(self) -> None:
+        """Waits for the thread, for some seconds at most. The interpreter must not end while the thread compiles."""
+        if self._thread is not None:
+            self._thread.join(_END_S)
+
+    def of(self, start: int, stop: int) -> Callable[[tuple[jax.Array, ...]], Any]:
+        """Returns the program of one batch."""
+        program: Callable[[tuple[jax.Array, ...]], Any] = self._compiled.get((start, stop)) or self._program(
+            start, stop
+        )
+        return isolated()(program)
+
+    def _lowered(self, start: int, stop: int) -> Any:
+        return self._program(start, stop).lower(tuple(placement.form() for placement in self._placements[start:stop]))
+
+    def _compile(self, lowered: dict[tuple[int, int], Any]) -> None:
+        for (start, stop), program in lowered.items():
+            try:
+                self._compiled[start, stop] = program.compile()
+            except Exception as error:  # noqa: BLE001 - it is compiled again when it is used, which raises
+                logger.debug("the program of %d arrays was not compiled ahead: %s", stop - start, error)
+
+    def _program(self, start: int, stop: int) -> Any:
+        batch = self._placements[start:stop]
+        dtypes = tuple(placement.dtype for placement in batch)
+        shardings = tuple(placement.sharding for placement in batch)
+        return jit(functools.partial(_merge, dtypes), out_shardings=shardings)
+
+
+def _merge(dtypes: tuple[np.dtype[Any], ...], stacked: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    return tuple(
+        from_bits(jnp.sum(bits, axis=0, dtype=bits.dtype), dtype) for bits, dtype in zip(stacked, dtypes, strict=True)
+    )
 
 
 def hand_to_all(

@@ -29,7 +29,6 @@ from gracepoint.checkpoint.options import (
 from gracepoint.checkpoint.reading import stored_arrays
 from gracepoint.checkpoint.reading.stored_tree import open_tree
 from gracepoint.checkpoint.restoring import placement as single_replica
-from gracepoint.checkpoint.restoring import replicas
 from gracepoint.checkpoint.restoring.leaves import target_of
 from gracepoint.checkpoint.restoring.placement import OnOneReplica
 from gracepoint.checkpoint.restoring.restore_tree import read_tree
@@ -122,13 +121,13 @@ def test_only_the_primary_replica_reads_and_each_chunk_once(
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many arrays are handed over together."""
     found: list[int] = []
-    of = replicas.Sums.of
+    of = single_replica.Sums.of
 
-    def noted(sums: replicas.Sums, start: int, stop: int) -> Any:
+    def noted(sums: single_replica.Sums, start: int, stop: int) -> Any:
         found.append(stop - start)
         return of(sums, start, stop)
 
-    monkeypatch.setattr(replicas.Sums, "of", noted)
+    monkeypatch.setattr(single_replica.Sums, "of", noted)
     return found
 
 
