@@ -24,16 +24,16 @@ from gracepoint_operator.cache.indexes import (
     GangObjects,
     ResourceVersions,
     SignalIndex,
+    Suspensions,
     version_of,
 )
 from gracepoint_operator.cache.resource_stores import Key, PolicyStore, PreemptionStore
-from gracepoint_operator.cache.snapshots import Snapshots, Suspensions, undated_since
 from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.objects import LONGEST_NAME, Kind, Namespace, Node, Pod, read_namespace, read_node
 from gracepoint_operator.logs import about
 from gracepoint_operator.model.devices import ClaimedDevices, DeviceTaints, read_claim, read_rule, read_slice
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
-from gracepoint_operator.model.preemption_record import PreemptionRecord, RequestRecord
+from gracepoint_operator.model.preemption_record import PreemptionRecord, RequestRecord, kept_policy
 from gracepoint_operator.resources import CheckpointPolicy, ClusterCheckpointPolicy, PreemptionRequest
 from gracepoint_operator.resources.policy import DEFAULT_LONGEST_HOLD_S
 from gracepoint_operator.signals import BUILT_IN, Mark, On, Row
@@ -282,19 +282,6 @@ class ClusterCache:
         self.suspensions = Suspensions(self.objects, self._signal_index, self.first_seen, self.place)
         self._places: dict[objects.Kind, dict[str, Key]] = {kind: {} for kind in self.reader.readable}  # UID -> place
         self._doomed: set[str] = set()  # UIDs of workloads whose namespace is being deleted
-        self._snapshots = Snapshots(
-            objects=self.objects,
-            policies=self.policies,
-            preemptions=self.preemptions,
-            first_seen=self.first_seen,
-            signal_index=self._signal_index,
-            devices=self._devices,
-            versions=self.versions,
-            suspensions=self.suspensions,
-            place=self.place,
-            checked=self._checked,
-            doomed=self._doomed,
-        )
 
     def put(self, kind: objects.Kind, body: Mapping[str, Any], *, listed: bool, fresh: bool = False) -> set[str]:
         """Reads an object and stores it. Returns the UIDs of the workloads that it may matter to.
@@ -418,7 +405,15 @@ class ClusterCache:
 
     def undated_since(self, *, of_pods: bool = True) -> dict[str, float]:
         """When the marks were first seen whose time the API does not give. ``of_pods``: only marks about pods."""
-        return undated_since(self._signal_index, self.objects, self.first_seen, of_pods=of_pods)
+        index, first_seen = self._signal_index, self.first_seen
+        mark_ids = {mark.id for mark in index.on(index.marked) if not (mark.is_exact or mark.row.limit)}
+        if not (mark_ids and of_pods):
+            return {mark: at for mark, at in first_seen.since(index.marked).items() if mark in mark_ids}
+        nodes, gangs = self.objects.nodes_with_pods(), self.objects.workloads_with_pods()
+        uids = {self.objects.nodes[name].uid for name in nodes & self.objects.nodes.keys()}
+        uids |= gangs | {job.uid for gang in gangs for job in self.objects.jobs_of(gang)}
+        uids |= index.attached_to([*nodes, *(uid for gang in gangs for uid in self.objects.workloads[gang].queued_as)])
+        return {mark: at for mark, at in first_seen.since(uids & index.marked).items() if mark in mark_ids}
 
     def uids(self, kind: objects.Kind) -> Set[str]:
         """UIDs of the known objects of a kind."""
@@ -469,13 +464,95 @@ class ClusterCache:
         workload = self.objects.workloads.get(preemption.spec.workload.uid)
         return workload is not None and workload.namespace == preemption.namespace
 
-    def gang(self, workload_uid: str) -> GangSnapshot:
-        """What the decisions about a workload are based on."""
-        return self._snapshots.of(workload_uid)
-
     def policy_of(self, workload: Workload) -> CheckpointPolicy | None:
         """The policy that applies to a workload: if its own is not known, the one that it was created with."""
-        return self._snapshots.policy_of(workload)
+        policy = self.policies.get((workload.namespace, workload.policy))
+        if policy is not None:
+            return policy
+        stored_policy = kept_policy(workload, list(self.preemptions.of_workload(workload.uid, workload.namespace)))
+        return None if stored_policy is None else self.policies.limited(stored_policy)
+
+    def gang(self, workload_uid: str) -> GangSnapshot:
+        """What the decisions about a workload are based on."""
+        workload = self.objects.workloads.get(workload_uid)
+        namespace = workload.namespace if workload is not None else None
+        if workload is not None and workload_uid in self._doomed:
+            workload = dataclasses.replace(workload, deleted=True)
+        pods = self.objects.pods_of(workload_uid, namespace)
+        nodes = {name: self.objects.nodes[name] for name in {pod.node for pod in pods} if name in self.objects.nodes}
+        # If a watch has missed the deletion of a Job, the one that was made in its place has the same name.
+        by_age = sorted(self.objects.jobs_of(workload_uid), key=lambda job: self.versions.of(job.uid))
+        jobs = {job.name: job for job in by_age if namespace in (None, job.namespace)}
+        if workload is not None and workload.job is not None:
+            jobs[workload.job.name] = workload.job
+        requests = () if workload is None else self.preemptions.requests_for(workload)
+        queued_as = (workload_uid,) if workload is None else workload.queued_as
+        marks = self._marks_of_pods(queued_as, pods, nodes, jobs)
+        of_devices = self._devices.of(pods)
+        for pod_uid, device_marks in of_devices.of_pods.items():
+            marks[pod_uid] = (*marks.get(pod_uid, ()), *device_marks)
+        uids = {workload_uid, *(request.uid for request in requests)} | {job.uid for job in jobs.values()}
+        uids |= {node.uid for node in nodes.values()} & self._signal_index.marked
+        uids.update(pod.uid for pod in pods)
+        # By the node names in the pods, because a NodeClaim outlives its node.
+        uids |= self._signal_index.attached_to([*queued_as, *{pod.node for pod in pods}])
+        since = self.first_seen.since(uids | of_devices.sources)
+        return GangSnapshot(
+            workload_uid=workload_uid,
+            workload=workload,
+            workload_gone=workload is None and self.preemptions.is_gone(workload_uid),
+            jobs=jobs,
+            pods=pods,
+            nodes=nodes,
+            policy=None if workload is None else self.policy_of(workload),
+            preemptions=tuple(self.preemptions.of_workload(workload_uid, namespace)),
+            requests=requests,
+            marks=marks,
+            since=since,
+            bound_at=self.first_seen.bound_at(pod.uid for pod in pods),
+            checked=frozenset(uid for uid in self._checked if self.objects.pods[uid].workload_uid == workload_uid),
+            unexplained=self.suspensions.unexplained(workload_uid, since),
+        )
+
+    def _marks_of_pods(
+        self, queued_as: Sequence[str], pods: Sequence[Pod], nodes: Mapping[str, Node], jobs: Mapping[str, Job]
+    ) -> dict[str, tuple[Mark, ...]]:
+        """Returns the marks on everything that each pod depends on, by its UID. Pods without marks are left out.
+
+        Args:
+            queued_as: UID of the workload, and of what controls it.
+            pods: Its pods.
+            nodes: Their nodes, by name.
+            jobs: Their Jobs, by name.
+        """
+        marked, attached_to = self._signal_index.marked, self._signal_index.attached_to
+        if queued_as[0] in marked or attached_to(queued_as):
+            affected_pods = list(pods)
+        else:
+            marked_nodes = {name for name, node in nodes.items() if node.uid in marked}
+            marked_nodes |= {name for name in {pod.node for pod in pods} if attached_to([name])}
+            marked_jobs = {name for name, job in jobs.items() if job.uid in marked}
+            affected_pods = [
+                pod
+                for pod in pods
+                if pod.uid in marked or pod.node in marked_nodes or (marked_jobs and pod.job_name in marked_jobs)
+            ]
+        by_pod = {
+            pod.uid: self._marks_of_pod(queued_as, pod, nodes.get(pod.node), jobs.get(pod.job_name))
+            for pod in affected_pods
+        }
+        return {uid: marks for uid, marks in by_pod.items() if marks}
+
+    def _marks_of_pod(self, queued_as: Sequence[str], pod: Pod, node: Node | None, job: Job | None) -> tuple[Mark, ...]:
+        attached_uids = self._signal_index.attached_to([pod.node, *queued_as])
+        # Only objects in the pod's namespace or in none, because anybody may write any owner.
+        attached_uids = {
+            uid for uid in attached_uids if (where := self.place(uid)) is None or where[1] in ("", pod.namespace)
+        }
+        uids = [pod.uid, pod.workload_uid, *sorted(attached_uids)]
+        uids += [] if node is None else [node.uid]
+        uids += [] if job is None or job.uid == pod.workload_uid else [job.uid]
+        return self._signal_index.on(uids)
 
     def _store_object(self, value: Pod | Node | Job | Workload, reading: ObjectReading, listed: bool) -> set[str]:
         """Stores an object of a gang, or a node. Nothing is affected if nothing that matters has changed in it."""
