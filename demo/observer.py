@@ -9,7 +9,7 @@ from demo.logs import PodLogs
 from demo.narrator import Narrator
 from demo.snapshot import Json, Snapshot
 from demo.training import TrainingRun
-from gracepoint_cli.timeline.model import STAGES
+from gracepoint_cli.timeline import STAGES
 from tests.testcluster.api import ClusterError
 
 _LOOK_EVERY_S = 0.5

@@ -9,8 +9,8 @@ from typing import Any
 
 from demo.records import Step
 from demo.timeline import Stage
-from gracepoint_cli.timeline import picture
-from gracepoint_cli.timeline.model import Loss, Span, SpanKind, Timeline, TimelineMoment, time_of, timeline_of
+from gracepoint_cli import timeline_picture
+from gracepoint_cli.timeline import Loss, Span, SpanKind, Timeline, TimelineMoment, time_of, timeline_of
 
 #: Training before the signal, and after it has begun again, is shown for so many seconds.
 _AROUND_S = 3.0
@@ -64,8 +64,8 @@ def timeline(
 
 def write(made: Timeline, folder: Path) -> None:
     """Writes ``timeline.svg`` and ``timeline.html``."""
-    (folder / "timeline.svg").write_text(picture.svg(made), encoding="utf-8")
-    (folder / "timeline.html").write_text(picture.page(made), encoding="utf-8")
+    (folder / "timeline.svg").write_text(timeline_picture.svg(made), encoding="utf-8")
+    (folder / "timeline.html").write_text(timeline_picture.page(made), encoding="utf-8")
 
 
 def _trained(steps: Iterable[Step]) -> dict[tuple[int, int], tuple[float, float]]:

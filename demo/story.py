@@ -21,7 +21,7 @@ from demo.timeline import Stage, timeline
 from demo.training import TrainingRun, apply_policy
 from gracepoint.wire.messages import Phase
 from gracepoint.wire.names import PROGRAMS_FOLDER
-from gracepoint_cli.timeline.model import STAGES
+from gracepoint_cli.timeline import STAGES
 from tests.testcluster.api import Cluster, ClusterError, NotSupported
 
 NAMESPACE = "gracepoint-demo"

@@ -7,7 +7,7 @@ import datetime
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gracepoint_cli.timeline.model import STAGES
+from gracepoint_cli.timeline import STAGES
 
 
 @dataclasses.dataclass(frozen=True)

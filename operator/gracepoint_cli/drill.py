@@ -100,7 +100,7 @@ def drill(
 
 def _wait(cluster: Cluster, created: Json, deadline_s: float) -> DrillOutcome:
     """Waits for the end, and says on stderr which stages were reached."""
-    from gracepoint_cli.timeline.model import STAGES
+    from gracepoint_cli.timeline import STAGES
     from gracepoint_operator.kube.objects import PREEMPTIONS, REQUESTS
 
     where, name = created["metadata"]["namespace"], created["metadata"]["name"]

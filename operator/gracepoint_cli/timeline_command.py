@@ -51,9 +51,10 @@ def timeline(
     request_timeout: RequestTimeout = None,
 ) -> None:
     """Draws a preemption: signal, notice, freeze, drain, save, commit, exit, restore and training, and the deadline."""
+    from gracepoint_cli import timeline as terminal
+    from gracepoint_cli import timeline_picture
     from gracepoint_cli.cluster import Cluster, pods_of
-    from gracepoint_cli.timeline import picture, terminal
-    from gracepoint_cli.timeline.model import timeline_of
+    from gracepoint_cli.timeline import timeline_of
     from gracepoint_operator.resources.base import WORKLOAD_KIND
 
     with Cluster(kubeconfig, context, as_user, request_timeout, as_groups) as cluster:
@@ -61,7 +62,7 @@ def timeline(
         record = _record(cluster, where, preemption)
         of = record["spec"]["jobSet"]
         drawing = timeline_of(record, pods_of(cluster, where, of.get("kind", WORKLOAD_KIND), of["name"], of["uid"]))
-    for path, draw in ((svg, picture.svg), (html, picture.page)):
+    for path, draw in ((svg, timeline_picture.svg), (html, timeline_picture.page)):
         if path is not None:
             try:
                 path.write_text(draw(drawing), encoding="utf-8")
@@ -72,7 +73,7 @@ def timeline(
         put_data(output, drawing.to_json())
     elif svg is None and html is None:
         out = console()
-        for line in terminal.lines(drawing, min(out.width, 160), colours=out.is_terminal):
+        for line in terminal.text_lines(drawing, min(out.width, 160), colours=out.is_terminal):
             out.print(line, soft_wrap=True)
 
 

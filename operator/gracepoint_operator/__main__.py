@@ -33,7 +33,7 @@ from gracepoint_operator.server import Server, ServerSettings
 from gracepoint_operator.signals import BUILT_IN, UserRowsError, read_user_rows
 from gracepoint_operator.trust.bundle import OVERLAP_S
 from gracepoint_operator.trust.certificates import Certificates, TrustPlaces
-from gracepoint_operator.watches.kopf_run import Watches
+from gracepoint_operator.watches import Watches
 from gracepoint_operator.webhooks.admission import DEFAULT_REQUESTS_PER_NAMESPACE
 
 logger = logging.getLogger("gracepoint_operator")

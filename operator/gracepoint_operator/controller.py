@@ -41,10 +41,10 @@ from gracepoint_operator.channel.notifier import HintNotifier, Notifier, TrustNo
 from gracepoint_operator.channel.reports import ReportHandler
 from gracepoint_operator.channel.service import Channel
 from gracepoint_operator.channel.subscribers import Subscribers
-from gracepoint_operator.decisions.answers import Answer
 from gracepoint_operator.decisions.decide import (
     DEFAULT_LIKELY_GANGS_PER_MINUTE,
     WINDOW_S,
+    Answer,
     Check,
     Wait,
     decide,

@@ -227,13 +227,13 @@ def test_credentials_that_are_refused_are_said_with_what_to_do(server: ApiServer
 
 
 async def test_names_of_jobsets_are_completed(gang: Gang, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gracepoint_cli.completion import words
+    from gracepoint_cli.__main__ import completions
 
     await gang.make()
     monkeypatch.setenv("KUBECONFIG", str(gang.server.kubeconfig))
     for name in ("_GRACEPOINT_COMPLETE", "COMP_WORDS", "COMP_CWORD"):
         monkeypatch.setenv(name, "")  # so that what is set in between is undone
-    assert await asyncio.to_thread(words, ["drill", "--namespace", gang.name], "tr") == ["train"]
+    assert await asyncio.to_thread(completions, ["drill", "--namespace", gang.name], "tr") == ["train"]
 
 
 async def test_the_time_of_a_job_is_a_table_or_json(gang: Gang, replica: Replica) -> None:

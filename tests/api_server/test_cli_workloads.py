@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from gracepoint.wire import names
-from gracepoint_cli.completion import words
+from gracepoint_cli.__main__ import completions
 from gracepoint_operator.kube import objects
 from gracepoint_operator.workloads import JOBSETS, LONE_JOBS, MAKERS
 from tests.api_server.gang import Gang
@@ -169,7 +169,7 @@ async def test_kinds_and_names_are_completed(gang: Gang, monkeypatch: pytest.Mon
         monkeypatch.setenv(name, "")  # so that what is set in between is undone
 
     def completed(incomplete: str) -> list[str]:
-        return words(["drill", "--namespace", gang.name], incomplete)
+        return completions(["drill", "--namespace", gang.name], incomplete)
 
     assert await asyncio.to_thread(completed, "") == ["alone", "train"]
     assert await asyncio.to_thread(completed, "job/") == ["job/alone"]

@@ -19,7 +19,7 @@ from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.kube.objects import parse_time
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.trust.certificates import Certificates
-from gracepoint_operator.watches.kopf_run import Watches
+from gracepoint_operator.watches import Watches
 from gracepoint_operator.webhooks import Admission, add_routes
 from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, path_of
 from tests.api_server.gang import Replica, running, told, until

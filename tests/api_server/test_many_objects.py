@@ -21,7 +21,7 @@ from gracepoint_operator.controller import Controller, ControllerSettings
 from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.metrics import Metrics
-from gracepoint_operator.watches.kopf_run import Watches
+from gracepoint_operator.watches import Watches
 from gracepoint_operator.workloads import JOBSETS
 from tests.testcluster import parts
 from tests.testcluster.api_server import ApiServer, open_api_server, why_not

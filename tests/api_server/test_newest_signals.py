@@ -14,7 +14,7 @@ from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.kube.objects import Kind, parse_time
 from gracepoint_operator.metrics import Metrics
-from gracepoint_operator.watches.kopf_run import Watches
+from gracepoint_operator.watches import Watches
 from tests.api_server.components import component
 from tests.api_server.gang import Body, Gang, Replica, running, until
 from tests.testcluster.api_server import ApiServer

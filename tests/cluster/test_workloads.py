@@ -17,7 +17,7 @@ from demo.forms import JOB, JOBSET, TRAINJOB, Form
 from demo.snapshot import Json, Snapshot
 from demo.training import TrainingRun
 from gracepoint.wire.messages import Phase
-from gracepoint_cli.timeline.model import STAGES
+from gracepoint_cli.timeline import STAGES
 from tests.cluster.conftest import training_run
 from tests.cluster.machine import local
 from tests.testcluster import controllers

@@ -15,7 +15,7 @@ import yaml
 from gracepoint.wire import names
 from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator.cache.cluster_cache import CacheReader, ClusterCache
-from gracepoint_operator.decisions.answers import Answer
+from gracepoint_operator.decisions.decide import Answer
 from gracepoint_operator.decisions.policy_conditions import PodRights
 from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import KubeClient

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gracepoint.receivers.metadata import watchers as module
+from gracepoint.receivers import metadata as module
 from tests.metadata.conftest import Watch
 from tests.metadata.servers import AwsServer, AzureServer, GceServer, MetadataServer
 from tests.unit.receivers.fakes.heard import Heard

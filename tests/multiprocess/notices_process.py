@@ -54,7 +54,7 @@ def orbax() -> None:
 
 def watch_clouds() -> None:
     """Each process's machine has a metadata server of its own."""
-    from gracepoint.receivers.metadata import watchers
+    from gracepoint.receivers import metadata as watchers
 
     watchers.BASE_URL = sys.argv[3 + here().process_index]
 

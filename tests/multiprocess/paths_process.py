@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import gracepoint
 from gracepoint.checkpoint import AsyncCheckpointer
-from gracepoint.checkpoint.api import restore, save
+from gracepoint.checkpoint.async_checkpointer import restore, save
 from gracepoint.checkpoint.checkpoint_manager import CheckpointManager
 from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.errors import SettingsError

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gracepoint.checkpoint.api import all_steps, restore
+from gracepoint.checkpoint.async_checkpointer import all_steps, restore
 from tests.multiprocess import paths_process
 from tests.multiprocess.launcher import Processes
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from gracepoint_operator.controller import Controller, ControllerSettings
 from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.metrics import Metrics
-from gracepoint_operator.watches.event_handlers import REQUEST_BACKOFFS
-from gracepoint_operator.watches.kopf_run import Watches
+from gracepoint_operator.watches import REQUEST_BACKOFFS, Watches
 from tests.testcluster.shell import wait_until
 
 WAIT_S = 30.0

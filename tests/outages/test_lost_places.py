@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gracepoint_operator.watches import event_handlers
+from gracepoint_operator import watches
 from tests.outages.fault_proxy import FaultProxy, How
 from tests.outages.kinds import node
 from tests.outages.replica import replica
@@ -29,12 +29,12 @@ def test_what_was_deleted_while_a_watch_had_lost_its_place_is_forgotten(
 def test_a_watch_that_dies_in_silence_is_begun_again(
     api_server: ApiServer, proxy: FaultProxy, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = event_handlers.settings()
+    settings = watches.settings()
     assert settings.watching.inactivity_timeout <= 30
     assert settings.watching.server_timeout is not None
     assert settings.watching.server_timeout < settings.watching.inactivity_timeout, "else idle watches seem dead"
-    monkeypatch.setattr(event_handlers, "_INACTIVE_S", 6.0)
-    monkeypatch.setattr(event_handlers, "_WATCH_S", 5)
+    monkeypatch.setattr(watches, "_INACTIVE_S", 6.0)
+    monkeypatch.setattr(watches, "_WATCH_S", 5)
     api_server.create(node("stays"), node("goes"))
     with replica(kubeconfig) as running:
         running.knows_nodes("goes", "stays")

@@ -11,7 +11,7 @@ import pytest
 
 from gracepoint_operator.cache import relister, watch_state
 from gracepoint_operator.kube.client import RetryPauses
-from gracepoint_operator.watches.event_handlers import REQUEST_BACKOFFS
+from gracepoint_operator.watches import REQUEST_BACKOFFS
 from tests.outages.fault_proxy import FaultProxy, How
 from tests.outages.kinds import node
 from tests.outages.replica import replica

@@ -64,10 +64,10 @@ def _began_unix_s() -> float:
 
 def _metadata(addresses: Path) -> None:
     """Sets the address of the metadata server. The real one's cannot exist on several nodes of one machine."""
-    from gracepoint.receivers.metadata import watchers
+    from gracepoint.receivers import metadata
 
     known = json.loads(addresses.read_text())
-    watchers.BASE_URL = known[os.environ["GRACEPOINT_NODE_NAME"]]
+    metadata.BASE_URL = known[os.environ["GRACEPOINT_NODE_NAME"]]
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ from gracepoint.wire import names
 from gracepoint.wire.messages import Mode, Phase
 from gracepoint_operator import signals
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.decisions import answers, preemption_status
-from gracepoint_operator.decisions.answers import Answer
+from gracepoint_operator.decisions import decide, preemption_status
+from gracepoint_operator.decisions.decide import Answer
 from gracepoint_operator.decisions.effective_signals import DEADLINE_TOLERANCE_S
 from gracepoint_operator.decisions.preemption_status import Note
 from gracepoint_operator.kube import client, objects
@@ -514,7 +514,7 @@ class RequestWriter:
         for request, preemptions in requests:
             if now - request.created_at <= _WORKLOAD_COMES_S:
                 continue
-            if (answer := answers.without_workload(request, preemptions)) is not None:
+            if (answer := decide.without_workload(request, preemptions)) is not None:
                 self.answer(answer)
 
     def forget(self, kind: objects.Kind, namespace: str, name: str) -> None:

@@ -15,8 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gracepoint.checkpoint.api import all_steps, latest_step, restore, save
-    from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
+    from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer, all_steps, latest_step, restore, save
     from gracepoint.checkpoint.checkpoint_manager import CheckpointManager
     from gracepoint.checkpoint.handler_registry import HandlerRegistry, ItemHandler, ParamInfo, TypeHandler
     from gracepoint.checkpoint.handlers import (
@@ -151,11 +150,11 @@ _MODULES = {
     "TypeHandler": "gracepoint.checkpoint.handler_registry",
     "VerificationReport": "gracepoint.checkpoint.verification",
     "WriteOptions": "gracepoint.checkpoint.options",
-    "all_steps": "gracepoint.checkpoint.api",
+    "all_steps": "gracepoint.checkpoint.async_checkpointer",
     "default_handlers": "gracepoint.checkpoint.handlers",
-    "latest_step": "gracepoint.checkpoint.api",
-    "restore": "gracepoint.checkpoint.api",
-    "save": "gracepoint.checkpoint.api",
+    "latest_step": "gracepoint.checkpoint.async_checkpointer",
+    "restore": "gracepoint.checkpoint.async_checkpointer",
+    "save": "gracepoint.checkpoint.async_checkpointer",
     "verify": "gracepoint.checkpoint.verification",
 }
 

@@ -5,7 +5,6 @@ Importing this package does not load JAX. Its functions load JAX when they are c
 
 from gracepoint.multihost.agreement import Agreement, Observer
 from gracepoint.multihost.barriers import StoreProcessGroup
-from gracepoint.multihost.broadcast import broadcast_one_to_all
 from gracepoint.multihost.distributed import State, global_state, initialize, shutdown
 from gracepoint.multihost.membership import Meeting, ProcessNames, join, meet, raise_jax_notice
 from gracepoint.multihost.store import (
@@ -19,6 +18,7 @@ from gracepoint.multihost.store import (
 )
 from gracepoint.multihost.utilities import (
     BarrierSyncFn,
+    broadcast_one_to_all,
     failing_together,
     get_barrier_sync_fn,
     is_primary_host,

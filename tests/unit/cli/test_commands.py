@@ -14,7 +14,7 @@ import yaml
 
 from gracepoint import checkpoint
 from gracepoint.version import __version__
-from gracepoint_cli.completion import words
+from gracepoint_cli.__main__ import completions
 from gracepoint_operator.signals import BUILT_IN
 from tests.command_line import command
 from tests.object_stores.servers import Bucket
@@ -131,7 +131,7 @@ def test_a_wrong_argument_ends_with_two_and_says_what_is_right(arguments: list[s
     ],
 )
 def test_words_are_completed(before: list[str], incomplete: str, expected: list[str]) -> None:
-    assert words(before, incomplete) == expected
+    assert completions(before, incomplete) == expected
 
 
 @pytest.fixture

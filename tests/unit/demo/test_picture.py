@@ -9,7 +9,7 @@ import pytest
 from demo import picture
 from demo.records import Step
 from demo.timeline import Stage
-from gracepoint_cli.timeline.model import Timeline
+from gracepoint_cli.timeline import Timeline
 from tests.unit.cli.fakes.samples import preemption
 
 pytestmark = pytest.mark.integration

@@ -7,7 +7,7 @@ import pytest
 from demo.narrator import Narrator
 from demo.story import Result, broken_promises
 from demo.timeline import Stage
-from gracepoint_cli.timeline.model import STAGES
+from gracepoint_cli.timeline import STAGES
 
 HELD = Result(
     phase="Committed",

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from demo.timeline import Stage, table, timeline
-from gracepoint_cli.timeline.model import STAGES
+from gracepoint_cli.timeline import STAGES
 
 ZERO_UNIX_S = 1_770_000_000.0  # 2026-02-02T02:40:00Z
 

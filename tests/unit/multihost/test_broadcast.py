@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from gracepoint.errors import AgreementError
-from gracepoint.multihost import BarrierKeys, InMemoryStore, StoreProcessGroup, broadcast, broadcast_one_to_all
-from gracepoint.multihost.broadcast import _difference, _overlaps
+from gracepoint.multihost import BarrierKeys, InMemoryStore, StoreProcessGroup, broadcast_one_to_all, utilities
 from gracepoint.multihost.store import StoreUnavailable
-from gracepoint.multihost.utilities import AllProcesses
+from gracepoint.multihost.utilities import AllProcesses, _difference, _overlaps
 from tests.unit.multihost.fakes.gangs import gangs, together
 
 
@@ -78,8 +77,8 @@ def broadcasts(
 ) -> list[Any]:
     """Makes the call in all of the processes at the same time. Returns what each returned or raised."""
     here = threading.local()
-    monkeypatch.setattr(broadcast, "takes_part_alone", lambda processes: False)
-    monkeypatch.setattr(broadcast, "joined_cluster", lambda: here.cluster)
+    monkeypatch.setattr(utilities, "takes_part_alone", lambda processes: False)
+    monkeypatch.setattr(utilities, "joined_cluster", lambda: here.cluster)
 
     def run(gang: StoreProcessGroup) -> Any:
         here.cluster = AllProcesses(None, gang, BarrierKeys("job", 0))

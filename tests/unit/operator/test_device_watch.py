@@ -10,7 +10,7 @@ import pytest
 from gracepoint_operator.controller import Controller, ControllerSettings
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.metrics import Metrics
-from gracepoint_operator.watches.kopf_run import Watches
+from gracepoint_operator.watches import Watches
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, NOW, Clock

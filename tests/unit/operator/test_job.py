@@ -7,8 +7,7 @@ import pytest
 from gracepoint.wire import names
 from gracepoint.wire.messages import Phase
 from gracepoint_operator import workloads
-from gracepoint_operator.decisions.answers import Answer
-from gracepoint_operator.decisions.decide import Check, End, StartPreemption, decide
+from gracepoint_operator.decisions.decide import Answer, Check, End, StartPreemption, decide
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.objects import Membership
 from gracepoint_operator.model.preemption_record import EndReason, PreemptionRecord

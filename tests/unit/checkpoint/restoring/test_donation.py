@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from gracepoint.checkpoint import RestoreOptions
-from gracepoint.checkpoint.api import restore, save
+from gracepoint.checkpoint.async_checkpointer import restore, save
 from gracepoint.checkpoint.restoring import transforms
 from gracepoint.errors import CheckpointCorrupt, CheckpointError
 from tests.unit.checkpoint.fakes.engine import assert_same, rich_state, small_state

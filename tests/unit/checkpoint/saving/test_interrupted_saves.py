@@ -26,7 +26,7 @@ from gracepoint.checkpoint import (
     RestoreArgs,
     WriteOptions,
     all_steps,
-    api,
+    async_checkpointer,
     memory,
 )
 from gracepoint.checkpoint.engine import StepCheckpointer
@@ -60,7 +60,7 @@ def state(step: int) -> dict[str, Any]:
 
 def steps_in(path: Path | str) -> set[float]:
     """The steps that the values of a checkpoint are of."""
-    found = api.restore(path, restore_args=RestoreArgs(restore_type=np.ndarray))
+    found = async_checkpointer.restore(path, restore_args=RestoreArgs(restore_type=np.ndarray))
     return {float(value) for values in found.values() for value in np.unique(values)}
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gracepoint.wire.messages import Mode, Phase
-from gracepoint_operator.decisions.answers import Answer
-from gracepoint_operator.decisions.decide import Check, Decision, End, Move, StartPreemption, Wait, decide
+from gracepoint_operator.decisions.decide import Answer, Check, Decision, End, Move, StartPreemption, Wait, decide
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.model.preemption_record import EndReason, RequestRecord
 from gracepoint_operator.read_errors import Unreadable

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from gracepoint_operator.kube import objects
-from gracepoint_operator.watches.event_handlers import FreshDiscovery
+from gracepoint_operator.watches import FreshDiscovery
 from tests.unit.operator.fakes.objects import Body, Clock
 
 WATCHED = (objects.NODE_CLAIMS, objects.PODS)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gracepoint_operator.watches import kopf_run
+from gracepoint_operator import watches
 
 
 def test_the_watches_say_to_the_api_server_who_asks() -> None:
-    headers = kopf_run.Connection(server="https://localhost", token="t").as_http_headers()
+    headers = watches.Connection(server="https://localhost", token="t").as_http_headers()
     assert headers["User-Agent"].startswith("gracepoint-operator/")
     assert headers["Authorization"] == "Bearer t"

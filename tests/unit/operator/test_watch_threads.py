@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from gracepoint_operator.cache.relister import ALWAYS
 from gracepoint_operator.metrics import Metrics
-from gracepoint_operator.watches.kopf_run import Watches
+from gracepoint_operator.watches import Watches
 
 
 def test_watches_that_never_started_can_be_closed() -> None:

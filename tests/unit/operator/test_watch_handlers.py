@@ -8,13 +8,13 @@ import kopf
 import pytest
 from kopf._cogs.structs import references
 
+from gracepoint_operator import watches as event_handlers
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.cache.relister import SELECTORS, sweep
 from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.metrics import Metrics
-from gracepoint_operator.watches import event_handlers
 from gracepoint_operator.workloads import JOBSETS, LONE_JOBS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gracepoint_cli.timeline.model import GANG, Span, SpanKind, Timeline
+from gracepoint_cli.timeline import GANG, Span, SpanKind, Timeline
 
 Chart = dict[str, Any]
 

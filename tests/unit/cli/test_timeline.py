@@ -9,13 +9,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gracepoint_cli.timeline import picture, terminal
-from gracepoint_cli.timeline.model import GANG, OPERATOR, STAGES, Loss, SpanKind, Timeline, TimelineMoment, timeline_of
+from gracepoint_cli import timeline, timeline_picture
+from gracepoint_cli.timeline import GANG, OPERATOR, STAGES, Loss, SpanKind, Timeline, TimelineMoment, timeline_of
 from tests.unit.cli.fakes.samples import pod, preemption
 
 
 def text_of(made: Timeline, width: int = 100) -> list[str]:
-    return [line.plain for line in terminal.lines(made, width, colours=False)]
+    return [line.plain for line in timeline.text_lines(made, width, colours=False)]
 
 
 def test_the_gang_does_one_thing_after_the_other() -> None:
@@ -112,7 +112,7 @@ def everything() -> Timeline:
 
 @pytest.mark.integration
 def test_the_picture_has_lanes_save_and_losses(everything: Timeline) -> None:
-    svg = picture.svg(everything)
+    svg = timeline_picture.svg(everything)
     words = "".join(ElementTree.fromstring(svg).itertext())
     for word in ("node gke-spot-7", "operator", "all processes", "deadline", "the node is gone", "writes the shards",
                  "training step", "undisturbed", "commit", "drain", "14.5 s to spare"):  # fmt: skip
@@ -121,7 +121,7 @@ def test_the_picture_has_lanes_save_and_losses(everything: Timeline) -> None:
 
 @pytest.mark.integration
 def test_the_page_loads_nothing_and_fits_a_phone(everything: Timeline) -> None:
-    made = picture.page(everything)
+    made = timeline_picture.page(everything)
     # Of the page's own elements. The library's code has addresses in it.
     markup = re.sub(r"<script.*?</script>", "", made, flags=re.S)
     assert not re.search(r"(src|href)=|@import|url\(", markup)
@@ -132,7 +132,7 @@ def test_the_page_loads_nothing_and_fits_a_phone(everything: Timeline) -> None:
 
 @pytest.mark.integration
 def test_the_page_has_in_words_what_the_charts_have_no_room_for(everything: Timeline) -> None:
-    made = re.sub(r"<script.*?</script>", "", picture.page(everything), flags=re.S)
+    made = re.sub(r"<script.*?</script>", "", timeline_picture.page(everything), flags=re.S)
     for event in everything.events:
         assert f"<td>{event.lane}</td><td>{event.text}</td>" in made
     for kind in {span.kind for span in everything.spans}:
@@ -143,9 +143,9 @@ def test_the_page_has_in_words_what_the_charts_have_no_room_for(everything: Time
 def test_words_of_the_cluster_do_not_become_markup(everything: Timeline) -> None:
     words = TimelineMoment(OPERATOR, 1.0, "</script><script>alert(1)</script>")
     made = dataclasses.replace(everything, moments=(*everything.moments, words))
-    assert "<script>alert" not in picture.page(made)
+    assert "<script>alert" not in timeline_picture.page(made)
 
 
 def test_a_drill_without_losses_has_no_chart_of_them() -> None:
-    charts = picture.charts_of(timeline_of(preemption({"noticeSent": 0.0, "frozen": 0.1, "committed": 0.3})))
+    charts = timeline_picture.charts_of(timeline_of(preemption({"noticeSent": 0.0, "frozen": 0.1, "committed": 0.3})))
     assert len(charts) == 2

@@ -8,7 +8,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from gracepoint_operator.cache.relister import SELECTORS
-from gracepoint_operator.watches.event_handlers import EmptyLists
+from gracepoint_operator.watches import EmptyLists
 
 
 @pytest.mark.parametrize(
