@@ -1,8 +1,5 @@
-"""``python -m gracepoint_cli``, and the console scripts ``gracepoint`` and ``kubectl-gracepoint``.
-
-Completes the arguments of ``kubectl gracepoint``: kubectl runs ``kubectl_complete-gracepoint`` with them.
-
-The last argument is the one to complete. The answer is one completion a line, and a line with flags for the shell.
+"""``python -m gracepoint_cli``, and the console scripts ``gracepoint``, ``kubectl-gracepoint`` and
+``kubectl_complete-gracepoint``.
 """
 
 from __future__ import annotations
@@ -18,6 +15,9 @@ from pathlib import Path
 from gracepoint_cli.errors import ExitCode
 
 _PLUGIN = "kubectl-"
+#: Files are not completed, as in Cobra's ShellCompDirectiveNoFileComp.
+_NO_FILES = ":4"
+_NAME = "gracepoint"
 
 
 def main() -> None:
@@ -32,20 +32,15 @@ def main() -> None:
     run("kubectl gracepoint" if called.startswith(_PLUGIN) else "gracepoint", sys.argv[1:])
 
 
-if __name__ == "__main__":
-    main()
-
-
-#: Files are not completed, as in Cobra's ShellCompDirectiveNoFileComp.
-_NO_FILES = ":4"
-_NAME = "gracepoint"
-
-
 def complete() -> None:
-    """Prints the completions that may stand in the place of the last argument."""
+    """Prints the completions that may stand in the place of the last argument.
+
+    kubectl runs it as ``kubectl_complete-gracepoint`` with the arguments of ``kubectl gracepoint``, and expects one
+    completion a line, and a line with flags for the shell.
+    """
     arguments = sys.argv[1:]
-    for word in completions(arguments[:-1], arguments[-1] if arguments else ""):
-        print(word)
+    for completion in completions(arguments[:-1], arguments[-1] if arguments else ""):
+        print(completion)
     print(_NO_FILES)
 
 
@@ -64,4 +59,8 @@ def completions(before: Sequence[str], incomplete: str) -> list[str]:
     answer = io.StringIO()
     with contextlib.redirect_stdout(answer), contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):
         app(args=[], prog_name=_NAME)
-    return [word for word in answer.getvalue().splitlines() if word.startswith(incomplete)]
+    return [line for line in answer.getvalue().splitlines() if line.startswith(incomplete)]
+
+
+if __name__ == "__main__":
+    main()

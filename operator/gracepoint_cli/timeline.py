@@ -1,17 +1,11 @@
 """The timeline of a preemption: lanes for node, operator, gang and each process, with the deadline as a line.
 
-* ``model``: what a timeline contains, the stages of a preemption, and the timeline of a Preemption of the API;
-* ``terminal``: the timeline as text;
-* ``picture``: the timeline as Vega-Lite charts, as SVG, and as a page that needs nothing else.
+It is made from a Preemption and pods of the API (``timeline_of``), and shown as text (``text_lines``) or as a picture
+(``timeline_picture``). Times are seconds since the signal. The stages of a preemption are in the order in which they
+usually come. Pure.
 
-``timeline_command`` calls it, and ``drill`` uses the names of the stages. The demo draws its run with the same modules,
-and adds what it has measured itself.
-
-What a timeline contains, and the timeline of a Preemption from the API's objects. Pure.
-
-Times are seconds since the signal. The stages of a preemption are in the order in which they usually come.
-
-A timeline as text: a line for each lane, then each stage with its seconds. Pure.
+``timeline_command`` calls it, and ``drill`` uses the names of the stages. The demo draws its run in the same way, and
+adds what it has measured itself.
 """
 
 from __future__ import annotations
@@ -327,7 +321,7 @@ _NARROWEST = 20
 
 
 def text_lines(timeline: Timeline, width: int, *, colours: bool) -> list[Text]:
-    """Returns the lines.
+    """Returns the timeline as text: a line for each lane, then each stage with its seconds.
 
     Args:
         timeline: What to show.

@@ -51,10 +51,9 @@ def timeline(
     request_timeout: RequestTimeout = None,
 ) -> None:
     """Draws a preemption: signal, notice, freeze, drain, save, commit, exit, restore and training, and the deadline."""
-    from gracepoint_cli import timeline as terminal
     from gracepoint_cli import timeline_picture
     from gracepoint_cli.cluster import Cluster, pods_of
-    from gracepoint_cli.timeline import timeline_of
+    from gracepoint_cli.timeline import text_lines, timeline_of
     from gracepoint_operator.resources.base import WORKLOAD_KIND
 
     with Cluster(kubeconfig, context, as_user, request_timeout, as_groups) as cluster:
@@ -73,7 +72,7 @@ def timeline(
         put_data(output, drawing.to_json())
     elif svg is None and html is None:
         out = console()
-        for line in terminal.text_lines(drawing, min(out.width, 160), colours=out.is_terminal):
+        for line in text_lines(drawing, min(out.width, 160), colours=out.is_terminal):
             out.print(line, soft_wrap=True)
 
 

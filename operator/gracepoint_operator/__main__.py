@@ -1,7 +1,7 @@
 """``python -m gracepoint_operator``: one replica of the operator.
 
 The main thread waits for SIGTERM or SIGINT. A second thread runs the controller and the servers (``server``), a third
-one runs the channel (``channel.service``), and some more watch the cluster (``watches.kopf_run``). The
+one runs the channel (``channel.service``), and some more watch the cluster (``watches``). The
 process ends when it receives such a signal. It also ends when the second or third thread fails, with a status other
 than 0. No answer or failure of the API server ends it. It writes no files.
 """

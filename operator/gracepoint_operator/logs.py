@@ -163,6 +163,6 @@ def configure(log_format: str, level: str = "info") -> None:
 
 def _is_not_logged_elsewhere(record: logging.LogRecord) -> bool:
     """False for what kopf says of kinds that a cluster lacks: ``watch_state`` says it of those that it must have, and
-    ``watches.event_handlers`` of documents that stay late."""
+    ``watches`` of documents that stay late."""
     message = record.getMessage()
     return not message.startswith("Unresolved resources") and "although its CRD is established" not in message

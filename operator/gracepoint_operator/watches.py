@@ -1,15 +1,11 @@
 """The watches: kopf watches the cluster, and every object goes to the controller.
 
-Only this package imports kopf. ``__main__`` starts and ends it. It calls the controller and ``cache.watch_state``.
-
-The handlers and settings that kopf runs with: each object of a watched kind goes to the controller.
+Only this module imports kopf. ``__main__`` starts and ends it. It calls the controller and ``cache.watch_state``.
 
 The handlers are of ``on.event`` only. kopf then puts no finalizer on any object, stores nothing in annotations and
 patches nothing, so the operator never delays the deletion of a pod. kopf retries none of them, because nothing in them
 can fail. Peering is off, because both replicas are active. kopf begins to watch a kind that the cluster does not have
 yet as soon as its CRD is installed.
-
-The threads that watch the cluster with kopf.
 
 One thread watches most of the required kinds. Each optional kind has a separate thread, because kopf ends all its
 watches when one of them meets an error that kopf does not retry. So has each kind that is a subset of a resource
@@ -41,6 +37,8 @@ from gracepoint_operator.kube.client import USER_AGENT, KubeClient, RetryPauses
 from gracepoint_operator.kube.objects import CRDS, Kind
 from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
+
+logger = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 5.0
 _REQUEST_TIMEOUT_S = 10.0
@@ -145,8 +143,6 @@ def _watch(registry: kopf.OperatorRegistry, kind: objects.Kind, controller: Cont
         controller.watches.seen(kind, event["object"]["metadata"].get("namespace") or "")
         controller.feed(kind, event["type"], dict(event["object"]))
 
-
-logger = logging.getLogger(__name__)
 
 #: How long a document may be late, in seconds. One or two are usual.
 _LATE_AT_MOST_S = 60.0

@@ -12,7 +12,7 @@ import pytest
 from etils import epath  # type: ignore[import-untyped]
 
 from gracepoint import checkpoint
-from gracepoint.checkpoint import AsyncCheckpointer, CheckpointManager, WriteOptions, async_checkpointer
+from gracepoint.checkpoint import AsyncCheckpointer, CheckpointManager, WriteOptions
 from tests.object_stores.servers import Bucket
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, rich_state, save, small_state
 
@@ -74,7 +74,7 @@ def test_both_list_the_steps_of_both(gs_bucket: Bucket) -> None:
         manager.save(2, args=ocp.args.StandardSave(small_state(2)))
         manager.wait_until_finished()
         assert sorted(manager.all_steps()) == [1, 2]
-    assert sorted(async_checkpointer.all_steps(root)) == [1, 2]
+    assert sorted(checkpoint.all_steps(root)) == [1, 2]
     restored = restore(root, small_state())
     assert restored is not None
     assert_same(restored.state, small_state(2))
@@ -90,9 +90,5 @@ def test_paths_as_orbax_s_users_have_them_are_the_same_places(bucket: Bucket) ->
         assert_same(checkpointer.restore(f"{bucket.uri}/run/by itself", small_state()), small_state(1))
         assert_same(manager.restore(2, like=small_state()).state, small_state(2))
     assert_same(checkpoint.restore(root / "by itself", small_state()), small_state(1))
-    assert (
-        list(async_checkpointer.all_steps(root / "steps"))
-        == list(async_checkpointer.all_steps(f"{bucket.uri}/run/steps"))
-        == [2]
-    )
+    assert list(checkpoint.all_steps(root / "steps")) == list(checkpoint.all_steps(f"{bucket.uri}/run/steps")) == [2]
     assert checkpoint.verify(root / "by itself").damage == ()

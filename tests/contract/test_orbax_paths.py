@@ -14,7 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from gracepoint.checkpoint import async_checkpointer
+from gracepoint import checkpoint
 from gracepoint.errors import CheckpointCorrupt
 from tests.unit.checkpoint.fakes.engine import assert_same, bits, rich_state, sharding, small_state
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::U
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     path, state = tmp_path_factory.mktemp("ours") / "checkpoint", rich_state()
-    async_checkpointer.save(path, state)
+    checkpoint.save(path, state)
     return path, state
 
 
@@ -57,12 +57,12 @@ def test_orbax_reads_the_metadata_of_ours(ours: tuple[Path, Any]) -> None:
 
 
 def test_orbax_refuses_to_overwrite_ours_and_overwrites_it_on_request(tmp_path: Path) -> None:
-    async_checkpointer.save(tmp_path / "a", small_state(1))
+    checkpoint.save(tmp_path / "a", small_state(1))
     with ocp.StandardCheckpointer() as checkpointer:
         with pytest.raises(ValueError, match="already exists"):
             checkpointer.save(tmp_path / "a", small_state(2))
         checkpointer.save(tmp_path / "a", small_state(2), force=True)
-    assert_same(async_checkpointer.restore(tmp_path / "a", small_state()), small_state(2))
+    assert_same(checkpoint.restore(tmp_path / "a", small_state()), small_state(2))
 
 
 @pytest.mark.parametrize("kind", ["standard", "pytree", "async"])
@@ -76,8 +76,8 @@ def test_ours_restores_what_orbax_wrote_at_a_path(tmp_path: Path, kind: str) -> 
     else:
         with ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as asynchronous:
             asynchronous.save(tmp_path / "a", args=ocp.args.PyTreeSave(state))
-    assert_same(async_checkpointer.restore(tmp_path / "a", state), state)
-    found = async_checkpointer.restore(tmp_path / "a")
+    assert_same(checkpoint.restore(tmp_path / "a", state), state)
+    found = checkpoint.restore(tmp_path / "a")
     assert found["w"].sharding == state["w"].sharding
 
 
@@ -87,21 +87,21 @@ def test_single_item_of_an_orbax_step_is_restored_by_the_step_path(tmp_path: Pat
         with ocp.CheckpointManager(root, item_names=items) as manager:
             manager.save(5, args=ocp.args.Composite(**dict.fromkeys(items, ocp.args.StandardSave(small_state(5)))))
             manager.wait_until_finished()
-        assert_same(async_checkpointer.restore(root / "5" / "params", small_state()), small_state(5))
-    assert_same(async_checkpointer.restore(tmp_path / "params" / "5", small_state()), small_state(5))
+        assert_same(checkpoint.restore(root / "5" / "params", small_state()), small_state(5))
+    assert_same(checkpoint.restore(tmp_path / "params" / "5", small_state()), small_state(5))
     with pytest.raises(CheckpointCorrupt, match="has several items with a tree of arrays: expected"):
-        async_checkpointer.restore(tmp_path / "params-more" / "5", small_state())
+        checkpoint.restore(tmp_path / "params-more" / "5", small_state())
 
 
 def test_what_the_next_api_of_orbax_wrote_is_restored(tmp_path: Path) -> None:
     ocp.v1.save_pytree(tmp_path / "a", small_state())
-    assert_same(async_checkpointer.restore(tmp_path / "a", small_state()), small_state())
+    assert_same(checkpoint.restore(tmp_path / "a", small_state()), small_state())
 
 
 def test_ours_replaces_orbaxs_on_request_and_nothing_of_it_is_left(tmp_path: Path) -> None:
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "a", {"w": jnp.zeros(3)})
-    async_checkpointer.save(tmp_path / "a", small_state(), force=True)
+    checkpoint.save(tmp_path / "a", small_state(), force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     with ocp.StandardCheckpointer() as checkpointer:
         assert_same(checkpointer.restore(tmp_path / "a", small_state()), small_state())
@@ -132,16 +132,14 @@ def test_what_orbax_did_not_finish_is_refused(tmp_path: Path, leave: Callable[[P
         checkpointer.save(tmp_path / "a", small_state())
     path = leave(tmp_path / "a")
     with pytest.raises(CheckpointCorrupt, match="was written by Orbax, and not finished"):
-        async_checkpointer.restore(path, small_state())
+        checkpoint.restore(path, small_state())
 
 
 def test_what_orbax_wrote_without_marks_is_restored_as_orbax_does(tmp_path: Path) -> None:
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "a", small_state())
     path = without_marks(tmp_path / "a")
-    assert_same(
-        async_checkpointer.restore(path, small_state()), ocp.StandardCheckpointer().restore(path, small_state())
-    )
+    assert_same(checkpoint.restore(path, small_state()), ocp.StandardCheckpointer().restore(path, small_state()))
 
 
 def lose_an_array(path: Path) -> None:
@@ -162,4 +160,4 @@ def test_what_is_torn_and_has_no_marks_is_refused(tmp_path: Path, tear: Callable
         checkpointer.save(tmp_path / "a", small_state())
     tear(without_marks(tmp_path / "a"))
     with pytest.raises(CheckpointCorrupt):
-        async_checkpointer.restore(tmp_path / "a", small_state())
+        checkpoint.restore(tmp_path / "a", small_state())

@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.experimental.layout import Format, Layout
 
-from gracepoint.checkpoint import async_checkpointer
+from gracepoint import checkpoint
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.steps import recovery
 from gracepoint.checkpoint.storage.locations import storage_path
@@ -62,8 +62,8 @@ def test_orbax_s_functions_for_evaluations_find_our_steps(tmp_path: Path) -> Non
     found = []
     for step in ocp.checkpoint_utils.checkpoints_iterator(tmp_path, seconds_to_sleep=0, timeout=0):
         found.append(step)
-        assert_same(async_checkpointer.restore(tmp_path / str(step), small_state()), small_state(step))
-        assert async_checkpointer.all_steps(tmp_path) == [1, 12]  # Orbax's snapshots of steps are no steps
+        assert_same(checkpoint.restore(tmp_path / str(step), small_state()), small_state(step))
+        assert checkpoint.all_steps(tmp_path) == [1, 12]  # Orbax's snapshots of steps are no steps
     assert found == [12]
     with ocp.checkpoint_utils.wait_for_new_checkpoint(tmp_path, until_step=5, timeout=0) as newest:
         assert newest == 12

@@ -14,7 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from gracepoint.checkpoint import async_checkpointer
+from gracepoint import checkpoint
 from gracepoint.errors import CheckpointCorrupt, CheckpointError
 from tests.contract.fakes.orbax_saves import FORMS, save_with_orbax
 from tests.unit.checkpoint.fakes.engine import assert_same, engine, restore, rich_state, save, sharding, small_state
@@ -83,7 +83,7 @@ def test_steps_of_orbax_without_marks_are_listed_and_restored(tmp_path: Path) ->
     shutil.rmtree(tmp_path / "5" / "default" / "d")
     shutil.copytree(tmp_path / "4", tmp_path / "6.orbax-checkpoint-tmp-0")
     with ocp.CheckpointManager(tmp_path) as manager:
-        assert async_checkpointer.all_steps(tmp_path) == manager.all_steps() == [4, 5]
+        assert checkpoint.all_steps(tmp_path) == manager.all_steps() == [4, 5]
     restored = restore(tmp_path, small_state())  # 5 is torn
     assert restored is not None
     assert restored.step == 4

@@ -213,7 +213,7 @@ def broadcast() -> None:
         check(multihost.broadcast_one_to_all(tree(me), processes=some), of=1)
 
     # More than the store is for: through the devices, in pieces; and it is what JAX's own gives.
-    multihost.broadcast.PIECE_BYTES = 100_004
+    multihost.utilities.PIECE_BYTES = 100_004
     rng = np.random.default_rng(me)
     big = {"odd": rng.integers(0, 255, 100_001, np.uint8), "w": rng.standard_normal((300, 211)).astype(np.float32)}
     found = multihost.broadcast_one_to_all(big, is_source=me == count - 1)

@@ -1,6 +1,6 @@
 """The state of each kind's watch: when the API server last answered it, and whether it fails now.
 
-The threads that watch (``watches.kopf_run``) write here, each for its own kinds. The controller's loop and the health
+The threads that watch (``watches``) write here, each for its own kinds. The controller's loop and the health
 port read. The controller also writes the results of its lists. One lock guards everything, and is held for a few
 assignments at a time. The callbacks are called without the lock, in the thread that noticed the event.
 """

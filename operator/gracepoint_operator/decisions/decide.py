@@ -17,10 +17,6 @@ after a restart of the operator, and in each replica. The rules, in order:
 * A preemption of signals that are not sure may have to wait (``holds_back``).
 * A preemption that no report ends expires some time after its deadline, or when the restarted gang is disrupted.
 * Requests are answered (``answers``).
-
-The status of each request. Pure.
-
-A status follows from the gang and its preemptions: from the state only, not from events.
 """
 
 from __future__ import annotations

@@ -368,7 +368,7 @@ class RequestRecord:
     A request is a signal. Like every other signal it starts its own preemption or joins the one in progress. The record
     of that preemption has its usual deterministic name, so that two replicas which see a request and a taint in
     different order still create one object. The outcome of a request is written to its own status
-    (``decisions.answers``).
+    (``decisions.decide``).
 
     Attributes:
         kind: PreemptionRequests. Preemptions for a request that was made under version 0.2.

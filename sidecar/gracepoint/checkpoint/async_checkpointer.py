@@ -6,7 +6,7 @@ caller's). It also calls ``post_finalization_callback`` and deletes the replaced
 
 When the interpreter ends, it waits for the save in progress.
 
-Functions that save a tree, restore it, or list steps in one call.
+``save``, ``restore``, ``all_steps`` and ``latest_step`` need no checkpointer of the caller's.
 """
 
 from __future__ import annotations

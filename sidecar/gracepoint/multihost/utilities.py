@@ -1,4 +1,4 @@
-"""Multi-process utilities for training code: the process index, barriers, and whether it is time to save.
+"""Multi-process utilities for training code: the process index, barriers, broadcasts, and whether it is time to save.
 
 Everything here may be called without a session, once the JAX cluster is joined or in a single process. Processes are
 identified by ``jax.process_index()``. Barriers use the coordination service's store, not the devices. So a timeout
@@ -11,14 +11,13 @@ calls that pass no name. The first thread that needs the group makes it; it is m
 cluster. And the hook through which ``reached_preemption`` asks the open session: the training thread sets it when a
 session is attached, clears it when the session ends, and reads it.
 
-Broadcasts a pytree from one process to all, bit for bit.
-
-First the processes exchange which one is the source and what their trees look like. So if they disagree, no process
-hangs, and the values of two sources are never added up. Then the bytes are sent: small trees through the coordination
-service's store, large ones through the devices. The devices compute a sum of 32-bit integers, to which all processes
-but the source contribute zeros. All pieces have the same size, so one small program is compiled and memory is bounded.
-A sum of integers is exact. JAX's own broadcast is a sum in the leaf's dtype, which loses the sign of -0.0 and, unless
-x64 is enabled, half of every 64-bit number.
+``broadcast_one_to_all`` sends a pytree from one process to all, bit for bit. First the processes exchange which one is
+the source and what their trees look like. So if they disagree, no process hangs, and the values of two sources are
+never added up. Then the bytes are sent: small trees through the coordination service's store, large ones through the
+devices. The devices compute a sum of 32-bit integers, to which all processes but the source contribute zeros. All
+pieces have the same size, so one small program is compiled and memory is bounded. A sum of integers is exact. JAX's own
+broadcast is a sum in the leaf's dtype, which loses the sign of -0.0 and, unless x64 is enabled, half of every 64-bit
+number.
 
 The broadcast runs in the calling thread. If it uses the devices, it is a collective like any other: all processes must
 call it in the same order as the collectives of training, so it must not run in a background thread. Once a collective

@@ -22,7 +22,8 @@ import pytest
 from etils import epath  # type: ignore[import-untyped]
 from flax import nnx
 
-from gracepoint.checkpoint import async_checkpointer, verification
+from gracepoint import checkpoint
+from gracepoint.checkpoint import verification
 from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
 from gracepoint.checkpoint.checkpoint_manager import CheckpointManager
 from gracepoint.checkpoint.format.layout import Layout, Temporary
@@ -141,7 +142,7 @@ def test_what_is_there_is_replaced_only_on_request(
 def test_a_save_that_shall_replace_another_and_fails_leaves_the_other_whole(
     tmp_path: Path, checkpointer: AsyncCheckpointer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async_checkpointer.save(tmp_path / "a", small_state(1))
+    checkpoint.save(tmp_path / "a", small_state(1))
     with monkeypatch.context() as patch:
         break_writer(patch)
         checkpointer.save(tmp_path / "a", small_state(2), force=True)
@@ -241,7 +242,7 @@ def test_a_program_that_ends_with_a_save_in_progress_waits_for_it(tmp_path: Path
         timeout=100,
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
     )
-    assert async_checkpointer.restore(tmp_path / "a")["w"].shape == (1 << 22,)
+    assert checkpoint.restore(tmp_path / "a")["w"].shape == (1 << 22,)
 
 
 UNUSABLE: dict[str, tuple[object, str]] = {
@@ -527,7 +528,7 @@ def test_a_save_has_900_seconds_by_default(tmp_path: Path) -> None:
 
 
 def test_what_stands_in_the_way_is_found_by_all_processes_alike(tmp_path: Path) -> None:
-    async_checkpointer.save(tmp_path / "a", small_state())
+    checkpoint.save(tmp_path / "a", small_state())
 
     def run(gang: ProcessGroup) -> None:
         with AsyncCheckpointer(gang=gang) as checkpointer:
@@ -568,7 +569,7 @@ def test_failing_callback_fails_the_save_in_all_processes(tmp_path: Path) -> Non
     for error in outcomes_in_gang(2, run):
         assert isinstance(error, SaveFailed)
         assert "in the callback" in str(error)
-    assert_same(async_checkpointer.restore(tmp_path / "a", small_state()), small_state())
+    assert_same(checkpoint.restore(tmp_path / "a", small_state()), small_state())
 
 
 class SyncFn:
@@ -635,7 +636,7 @@ def test_save_whose_custom_barrier_fails_is_committed_with_a_warning_if_it_is_du
             checkpointer.save(tmp_path / "a", small_state())
 
     in_gang(2, run)
-    assert_same(async_checkpointer.restore(tmp_path / "a", small_state()), small_state())
+    assert_same(checkpoint.restore(tmp_path / "a", small_state()), small_state())
     assert "RuntimeError: DEADLINE_EXCEEDED" in caplog.text
 
 
@@ -753,7 +754,7 @@ def test_damage_and_misfits_are_reported_with_the_leaf(tmp_path: Path, checkpoin
 
 
 def test_all_processes_restore_or_none_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async_checkpointer.save(tmp_path / "a", small_state())
+    checkpoint.save(tmp_path / "a", small_state())
 
     def run(gang: ProcessGroup) -> Any:
         like = small_state() if gang.process_index else {"w": jnp.zeros(3)}
@@ -847,31 +848,31 @@ def test_saving_and_restoring_in_one_call_needs_no_copy_of_the_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gracepoint.checkpoint.saving.planner.HostSnapshot", None)
-    async_checkpointer.save(tmp_path / "a", small_state())
-    assert_same(async_checkpointer.restore(tmp_path / "a", small_state()), small_state())
+    checkpoint.save(tmp_path / "a", small_state())
+    assert_same(checkpoint.restore(tmp_path / "a", small_state()), small_state())
     with pytest.raises(CheckpointExists):
-        async_checkpointer.save(tmp_path / "a", small_state())
-    async_checkpointer.save(tmp_path / "a", small_state(2), force=True)
-    assert_same(async_checkpointer.restore(tmp_path / "a", small_state()), small_state(2))
+        checkpoint.save(tmp_path / "a", small_state())
+    checkpoint.save(tmp_path / "a", small_state(2), force=True)
+    assert_same(checkpoint.restore(tmp_path / "a", small_state()), small_state(2))
 
 
 def test_a_path_may_begin_at_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    async_checkpointer.save("~/a", {"w": jnp.ones(2)})
+    checkpoint.save("~/a", {"w": jnp.ones(2)})
     assert (tmp_path / "a").is_dir()
-    assert_same(async_checkpointer.restore("~/a"), {"w": jnp.ones(2)})
+    assert_same(checkpoint.restore("~/a"), {"w": jnp.ones(2)})
     assert verification.verify("~/a").damage == ()
     with CheckpointManager(Path("~/steps")) as manager:
         manager.save(7, {"w": jnp.ones(2)})
-    assert async_checkpointer.latest_step("~/steps") == 7
+    assert checkpoint.latest_step("~/steps") == 7
     assert (tmp_path / "steps/7").is_dir()
 
 
 @pytest.mark.parametrize("path", ["$HOME/a", "${HOME}/a", "/data/$(RUN)/a", "gs://$BUCKET/a"])
 def test_a_variable_in_a_path_is_refused_by_its_name(path: str) -> None:
     for call in (
-        lambda: async_checkpointer.save(path, {"w": 1}),
-        lambda: async_checkpointer.restore(path),
+        lambda: checkpoint.save(path, {"w": 1}),
+        lambda: checkpoint.restore(path),
         lambda: verification.verify(path),
     ):
         with pytest.raises(SettingsError, match=r"\$.* is not replaced: .* os.path.expandvars"):

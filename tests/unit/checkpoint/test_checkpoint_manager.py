@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from gracepoint.checkpoint import async_checkpointer
+from gracepoint import checkpoint
 from gracepoint.checkpoint.checkpoint_manager import CheckpointManager
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import lease
@@ -116,11 +116,11 @@ def test_a_step_that_is_there_is_saved_again_on_request(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path) as manager:
         manager.restore(5)
         assert manager.save(5, small_state(2))  # it is there
-        assert_same(async_checkpointer.restore(tmp_path / "5", small_state()), small_state(1))
+        assert_same(checkpoint.restore(tmp_path / "5", small_state()), small_state(1))
         for state in ({"w": jnp.ones(3), "lora": jnp.ones(2)}, small_state(3)):
             assert manager.save(5, state, force=True)
             manager.wait_until_finished()
-            assert_same(async_checkpointer.restore(tmp_path / "5", state), state)
+            assert_same(checkpoint.restore(tmp_path / "5", state), state)
     assert numbers(tmp_path) == ["5"]
 
 
@@ -311,7 +311,7 @@ def test_a_closed_one_says_so(tmp_path: Path) -> None:
 
 
 def test_looking_at_steps_needs_no_manager_and_changes_nothing(tmp_path: Path) -> None:
-    assert (async_checkpointer.all_steps(tmp_path / "none"), async_checkpointer.latest_step(tmp_path / "none")) == (
+    assert (checkpoint.all_steps(tmp_path / "none"), checkpoint.latest_step(tmp_path / "none")) == (
         [],
         None,
     )
@@ -319,7 +319,7 @@ def test_looking_at_steps_needs_no_manager_and_changes_nothing(tmp_path: Path) -
         save(engine(tmp_path, attempt=f"job-{step}"), step, small_state())
     (tmp_path / "99").mkdir()
     (tmp_path / "100.gracepoint-tmp.job-0.1").mkdir()
-    assert (async_checkpointer.all_steps(tmp_path), async_checkpointer.latest_step(f"file://{tmp_path}")) == (
+    assert (checkpoint.all_steps(tmp_path), checkpoint.latest_step(f"file://{tmp_path}")) == (
         [3, 12],
         12,
     )

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gracepoint.checkpoint import WriteOptions, async_checkpointer
+from gracepoint import checkpoint
+from gracepoint.checkpoint import WriteOptions
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.memory import ArrayBytes
@@ -158,7 +159,7 @@ def test_a_copy_without_its_manifest_is_named_everywhere(ends: tuple[str, str], 
     source, target = ends
     save_steps(source, range(1, 2), options)
     copy(source, target, lambda path: path != "1/_GRACEPOINT")
-    for act in (lambda path: verify(path), lambda path: async_checkpointer.restore(path, small_state())):
+    for act in (lambda path: verify(path), lambda path: checkpoint.restore(path, small_state())):
         with pytest.raises(CheckpointCorrupt, match=r"has no _GRACEPOINT\. If a copy of it was broken off, copy it"):
             act(f"{target}/1")
     with pytest.raises(CheckpointError, match="has no _GRACEPOINT"):

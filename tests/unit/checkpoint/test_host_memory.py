@@ -16,8 +16,8 @@ import psutil
 import pytest
 from jax.experimental.layout import Format, Layout
 
-from gracepoint import machine
-from gracepoint.checkpoint import AsyncCheckpointer, CheckpointManager, async_checkpointer, memory
+from gracepoint import checkpoint, machine
+from gracepoint.checkpoint import AsyncCheckpointer, CheckpointManager, memory
 from gracepoint.checkpoint.format.array_spec import as_bytes
 from gracepoint.checkpoint.options import SaveArgs, TransferPriority, WriteOptions
 from gracepoint.errors import BarrierError, CheckpointError
@@ -192,7 +192,7 @@ def test_streaming_save_copies_only_leaves_stored_in_another_layout(tmp_path: Pa
             before_bytes = _forget_peak()
             checkpointer.save_and_wait(f"{folder}/large", {"w": leaf}, save_args=save_args)
             assert _peak_bytes() - before_bytes < 64 * MIB
-        found = async_checkpointer.restore(f"{folder}/large")["w"]
+        found = checkpoint.restore(f"{folder}/large")["w"]
         assert as_bytes(np.asarray(found)) == as_bytes(np.asarray(leaf).astype(found.dtype))
 
 

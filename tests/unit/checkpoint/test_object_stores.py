@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from gracepoint import checkpoint
 from gracepoint.__main__ import main
-from gracepoint.checkpoint import all_steps, async_checkpointer, verification
+from gracepoint.checkpoint import all_steps, verification
 from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
 from gracepoint.checkpoint.options import (
     RestoreArgs,
@@ -102,7 +103,7 @@ def test_one_replica_reads_for_all(bucket: Bucket, use_ocdbt: bool) -> None:
         "w": SingleReplicaArrayRestoreArgs(sharding=sharding(None, "y")),
         "b": SingleReplicaArrayRestoreArgs(sharding=sharding()),
     }
-    restored = async_checkpointer.restore(
+    restored = checkpoint.restore(
         f"{root}/3",
         small_state(),
         restore_args=args | {"count": RestoreArgs()},

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from gracepoint.checkpoint import CheckpointManager, all_steps, async_checkpointer
+from gracepoint import checkpoint
+from gracepoint.checkpoint import CheckpointManager, all_steps
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps.lease import Holder
 from gracepoint.checkpoint.steps.manifest_commit import ManifestCommit
@@ -58,9 +59,9 @@ def test_a_checkpoint_manager_saves_restores_and_lists(root: str) -> None:
 
 
 def test_a_tree_is_saved_and_restored_by_its_path(root: str) -> None:
-    async_checkpointer.save(f"{root}/a", small_state(1))
-    async_checkpointer.save(f"{root}/a", small_state(2), force=True)
-    assert_same(async_checkpointer.restore(f"{root}/a", small_state()), small_state(2))
+    checkpoint.save(f"{root}/a", small_state(1))
+    checkpoint.save(f"{root}/a", small_state(2), force=True)
+    assert_same(checkpoint.restore(f"{root}/a", small_state()), small_state(2))
 
 
 def test_a_bucket_is_held_by_one_job(root: str) -> None:

@@ -15,10 +15,6 @@ Nothing here can make training wait or fail. An error is logged once, and the re
 
 One look at a source returns all events of that moment (``Look``). The source's ``Board`` compares them with the events
 of the look before, and posts, moves or retracts notices. A look that failed changes nothing.
-
-Finds out which cloud this is, and starts the threads that watch its metadata server.
-
-The docstring of the package says which threads there are and who owns what.
 """
 
 from __future__ import annotations
@@ -36,6 +32,8 @@ from gracepoint.receivers.metadata import aws, azure, gce
 from gracepoint.receivers.metadata.source import Board, MetadataClient, MetadataError, WatchGroup
 from gracepoint.settings import Settings
 from gracepoint.wire.names import METADATA_AUTO
+
+logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 2.0
 
@@ -69,8 +67,6 @@ def _aws(client: MetadataClient) -> bool:
 
 _QUESTIONS: dict[str, Callable[[MetadataClient], bool]] = {"gce": _gce, "azure": _azure, "aws": _aws}
 
-
-logger = logging.getLogger(__name__)
 
 #: The same in all three clouds. The address is link-local, so requests do not leave the machine and need no DNS.
 BASE_URL = "http://169.254.169.254"

@@ -16,7 +16,7 @@ import pytest
 from jax.experimental.layout import Format, Layout
 from jax.sharding import PartitionSpec
 
-from gracepoint.checkpoint import async_checkpointer
+from gracepoint import checkpoint
 from gracepoint.checkpoint.memory import aligned_empty
 from gracepoint.checkpoint.metadata import LeafMetadata, metadata_of
 from gracepoint.checkpoint.options import ArrayRestoreArgs, RestoreArgs, RestoreOptions
@@ -265,16 +265,16 @@ def test_number_or_string_is_restored_as_the_requested_type(
     ],
 )
 def test_a_number_of_any_width_is_restored_into_pythons(tmp_path: Path, value: Any, like: Any, expected: Any) -> None:
-    async_checkpointer.save(tmp_path / "tree", {"n": value})
-    found = async_checkpointer.restore(tmp_path / "tree", {"n": like})["n"]
+    checkpoint.save(tmp_path / "tree", {"n": value})
+    found = checkpoint.restore(tmp_path / "tree", {"n": like})["n"]
     assert (type(found), found) == (type(like), expected)
 
 
 @pytest.mark.parametrize("like", [0, True])
 def test_a_number_of_another_kind_is_refused(tmp_path: Path, like: Any) -> None:
-    async_checkpointer.save(tmp_path / "tree", {"n": 0.5})
+    checkpoint.save(tmp_path / "tree", {"n": 0.5})
     with pytest.raises(CheckpointMismatch, match=r"leaf 'n': expected .*, found float64\[\]"):
-        async_checkpointer.restore(tmp_path / "tree", {"n": like})
+        checkpoint.restore(tmp_path / "tree", {"n": like})
 
 
 @pytest.mark.parametrize(

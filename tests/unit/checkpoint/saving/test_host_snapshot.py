@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gracepoint.checkpoint import AsyncCheckpointer, async_checkpointer
+from gracepoint import checkpoint
+from gracepoint.checkpoint import AsyncCheckpointer
 from gracepoint.checkpoint.format.array_spec import Chunk
 from gracepoint.checkpoint.memory import ByteLimiter
 from gracepoint.checkpoint.options import TransferPriority, WriteOptions
@@ -103,7 +104,7 @@ def test_priorities_that_change_between_saves_count_for_the_next(tmp_path: Path)
         for number in range(2):
             checkpointer.save(tmp_path / str(number), state_of("a"))
     for number in range(2):
-        assert_same(async_checkpointer.restore(tmp_path / str(number)), state_of("a"))
+        assert_same(checkpoint.restore(tmp_path / str(number)), state_of("a"))
 
 
 def test_no_limit_copies_everything_at_once_without_priorities() -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import pytest
 
-from gracepoint.checkpoint import AsyncCheckpointer, WriteOptions, async_checkpointer
+from gracepoint import checkpoint
+from gracepoint.checkpoint import AsyncCheckpointer, WriteOptions
 from gracepoint.checkpoint.background_thread import BackgroundThread
 from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.checkpoint.options import Silent
@@ -225,7 +226,7 @@ def test_all_refuse_the_same_saves_while_one_process_hangs(
         assert f"the save of {tmp_path / '0'} hangs" in error or "a background save failed: " in error
     assert "hangs" in said[1 - hanging][1]
     assert [path.name for path in tmp_path.iterdir() if "tmp" not in path.name] == ["3"]
-    assert_same(async_checkpointer.restore(tmp_path / "3", small_state()), small_state(3))
+    assert_same(checkpoint.restore(tmp_path / "3", small_state()), small_state(3))
 
 
 def test_a_hint_does_not_keep_training_waiting_for_a_save_in_progress(tmp_path: Path, storage: SlowStorage) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies
 
-from gracepoint.checkpoint import async_checkpointer
+from gracepoint import checkpoint
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.reading import stored_tree
@@ -268,7 +268,7 @@ def test_a_step_that_is_restored_by_its_path_is_marked_too(
 ) -> None:
     save(engine(tmp_path), 1, small_state())
     marks = marks_while_reading(tmp_path, monkeypatch, "restoring.restore_tree")
-    async_checkpointer.restore(tmp_path / path, small_state())
+    checkpoint.restore(tmp_path / path, small_state())
     assert [len(found) for found in marks] == [1]
     assert Layout(storage_path(tmp_path)).hidden() == []
 
@@ -284,7 +284,7 @@ def test_step_deleted_during_listing_is_ignored(tmp_path: Path, monkeypatch: pyt
         return real(folder)
 
     monkeypatch.setattr(records, "manifest_fields", gone)
-    assert async_checkpointer.all_steps(tmp_path) == [2]
+    assert checkpoint.all_steps(tmp_path) == [2]
 
 
 def test_step_deleted_during_restore_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
