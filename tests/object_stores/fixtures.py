@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from gracepoint.checkpoint.storage.objects.http import close_idle_connections
 from tests.object_stores.fault_proxy import FaultProxy
 from tests.object_stores.servers import Bucket, Server, open_gcs, open_moto, open_s3, why_not
 
@@ -40,21 +41,21 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def gs_bucket(gcs: Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+def gs_bucket(gcs: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     """A fresh ``gs://`` bucket."""
-    return set_environment(gcs.bucket(), monkeypatch)
+    yield from lent(gcs.bucket(), monkeypatch)
 
 
 @pytest.fixture
-def s3_bucket(s3: Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+def s3_bucket(s3: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     """A fresh ``s3://`` bucket."""
-    return set_environment(s3.bucket(), monkeypatch)
+    yield from lent(s3.bucket(), monkeypatch)
 
 
 @pytest.fixture
-def moto_bucket(moto: Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+def moto_bucket(moto: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     """A fresh ``s3://`` bucket of moto."""
-    return set_environment(moto.bucket(), monkeypatch)
+    yield from lent(moto.bucket(), monkeypatch)
 
 
 @pytest.fixture(params=STORES)
@@ -82,9 +83,15 @@ def store_proxy(object_server: Server) -> Iterator[FaultProxy]:
 
 
 @pytest.fixture
-def far(object_server: Server, store_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+def far(object_server: Server, store_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     """A fresh bucket that clients reach through the proxy."""
-    return set_environment(object_server.bucket(url=store_proxy.url), monkeypatch)
+    yield from lent(object_server.bucket(url=store_proxy.url), monkeypatch)
+
+
+def lent(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """Lends a bucket to one test, which has the variables of its clients in the environment."""
+    yield set_environment(bucket, monkeypatch)
+    close_idle_connections()  # else the process keeps up to 64 to each server, and to each proxy that has ended
 
 
 def set_environment(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:

@@ -18,6 +18,7 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving.part import SavePart, clear_tree
 from gracepoint.checkpoint.storage import in_memory
 from gracepoint.checkpoint.storage.locations import storage_path
+from gracepoint.checkpoint.storage.objects.http import close_idle_connections
 from gracepoint.checkpoint.storage.objects.s3 import S3Uploads
 from gracepoint.checkpoint.storage.storage_path import NotAdmitted
 from gracepoint.checkpoint.verification import verify
@@ -51,6 +52,7 @@ def behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[Behind]:
     yield make
     for proxy in proxies:
         proxy.close()
+    close_idle_connections()
 
 
 def refusal(status: int, code: str) -> bytes:

@@ -194,7 +194,7 @@ def test_a_drill_gives_way_to_a_preemption_in_progress() -> None:
     scene.clock.move(1)
     asked(scene, mode="Drill")
     phase, message = answered(scene)
-    assert (phase, "under way" in message) == ("Superseded", True)
+    assert (phase, "in progress" in message) == ("Superseded", True)
 
 
 def test_a_drill_begins_although_there_is_a_request_that_is_none() -> None:

@@ -301,13 +301,14 @@ def connections_to(url: str, authorities: str | None = None) -> Connections:
     """Returns the connections of this process to a server. They are closed at the end of the process."""
     with _servers_lock:
         if not _servers:
-            atexit.register(_close_all)
+            atexit.register(close_idle_connections)
         if (url, authorities) not in _servers:
             _servers[url, authorities] = Connections(url, authorities)
         return _servers[url, authorities]
 
 
-def _close_all() -> None:
+def close_idle_connections() -> None:
+    """Closes the connections of this process, to all servers, that no request uses."""
     for connections in list(_servers.values()):
         connections.close()
 
