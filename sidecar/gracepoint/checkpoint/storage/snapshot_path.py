@@ -22,9 +22,10 @@ from typing import Any, Never
 
 import numpy as np
 
-from gracepoint.checkpoint.memory import ArrayBytes, bytes_of, crc32
+from gracepoint.checkpoint.memory import ArrayBytes, bytes_of
 from gracepoint.checkpoint.storage.buffers import Buffer, Later
 from gracepoint.checkpoint.storage.storage_path import Child, Entry, Generation, StoragePath, Value, current_limit
+from gracepoint.checksum import crc32
 from gracepoint.snapshots.snapshot_servers import PartCopies, PartName, SentFile, ServerAt, SnapshotServers
 
 #: How nice threads are that send beside training. Nicer ones would hold Python's lock for long on a busy machine.

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gracepoint.checkpoint.memory import ArrayBytes, bytes_of, crc32
+from gracepoint.checkpoint.memory import ArrayBytes, bytes_of
 from gracepoint.checkpoint.storage.checks import read_checked
 from gracepoint.checkpoint.storage.snapshot_path import FoundStep, FoundSteps, OwnPart, SnapshotPath, fingerprint
+from gracepoint.checksum import crc32
 from gracepoint.errors import CheckpointCorrupt
 from tests.unit.snapshots.fakes.servers import Served, damage, placed, serving, view
 
