@@ -28,6 +28,7 @@ from gracepoint_operator.limited_port import ConnectionLimits
 from gracepoint_operator.logs import about, configure
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.recording.garbage_collector import Limits
+from gracepoint_operator.recording.snapshot_holdings import SnapshotSettings
 from gracepoint_operator.resources.policy import DEFAULT_LONGEST_HOLD_S
 from gracepoint_operator.server import Server, ServerSettings
 from gracepoint_operator.signals import BUILT_IN, UserRowsError, read_user_rows
@@ -69,6 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (KubeError, OSError, UserRowsError, ValueError) as error:
         logger.error("cannot start", extra=about(error=str(error)))
         return 1
+    snapshots = _snapshots(given)
     settings = ControllerSettings(
         replica=given.replica,
         namespace=given.namespace or "default",
@@ -81,6 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
         rights=PodRights(protects=given.protect_pods == "true", deletes=given.delete_pods == "true"),
         longest_hold_s=given.longest_eviction_hold_seconds,
         watches_devices=given.device_taints == "true",
+        snapshots=snapshots,
     )
     core = Controller(api, metrics, time.time, settings, on_ready=event_loop.spare_what_is_known)
     server_settings = ServerSettings(
@@ -100,6 +103,9 @@ def main(arguments: list[str] | None = None) -> int:
             mutating=given.mutating_webhooks,
             validating=given.validating_webhooks,
             host=urllib.parse.urlsplit(given.service_url).hostname or "localhost",
+            snapshots="" if snapshots is None else snapshots.installation,
+            snapshots_host="" if snapshots is None else snapshots.server_name(settings.namespace),
+            snapshots_certificate=snapshots is not None and snapshots.certificate,
         ),
         requests_per_namespace=given.requests_per_namespace,
         canary=True,
@@ -126,6 +132,17 @@ def main(arguments: list[str] | None = None) -> int:
             cleanup.callback(server.end_streams)  # first, so that the pods connect to the other replica at once
     logger.info("ended", extra=about(failed=failed.is_set()))
     return 1 if failed.is_set() else 0
+
+
+def _snapshots(given: argparse.Namespace) -> SnapshotSettings | None:
+    if not given.snapshot_servers:
+        return None
+    return SnapshotSettings(
+        given.snapshot_servers,
+        given.snapshot_port,
+        tuple(label for label in given.snapshot_spread.split(",") if label),
+        certificate=given.snapshot_certificate == "true",
+    )
 
 
 def _tls_directory(given: Path) -> Path:
@@ -249,6 +266,25 @@ def _parser() -> argparse.ArgumentParser:
         choices=("true", "false"),
         default="false",
         help="whether the taints of devices (resource.k8s.io) are watched; the operator needs the right to do so",
+    )
+    parser.add_argument(
+        "--snapshot-servers",
+        default="",
+        help="the name of the snapshot servers' DaemonSet and Secret, and the value of their pods' label; without it, "
+        "there are none",
+    )
+    parser.add_argument(
+        "--snapshot-certificate",
+        choices=("true", "false"),
+        default="true",
+        help="whether the operator makes the snapshot servers' certificate; it needs --own-certificate for that",
+    )
+    parser.add_argument("--snapshot-port", type=int, default=9470, help="the port of the snapshot servers")
+    parser.add_argument(
+        "--snapshot-spread",
+        default="",
+        help="labels of nodes with commas between them, the widest first: both copies of a snapshot are in different "
+        "failure domains",
     )
     parser.add_argument(
         "--watch-namespaces",

@@ -11,7 +11,7 @@ subscribers and the acknowledgements. Requests to the API server run in the thre
   something. Nothing is decided, and nobody is served, before the first list. After each one every workload is decided
   about;
 * ``_tick``: once a second, for what depends on time alone: workloads whose next decision is due, preemptions that were
-  held back, requests for workloads that do not exist, and hints to pods that have connected;
+  held back, requests for workloads that do not exist, hints to pods that have connected, and snapshot servers;
 * twice a minute: ``GarbageCollector`` deletes records that ended long ago, ``ConnectionWriter`` counts which pods are
   connected, and ``MissingPolicies`` looks for workloads without a policy;
 * ``LoopLag.measure``: how late this loop is;
@@ -37,7 +37,7 @@ from gracepoint_operator.cache.indexes import version_of
 from gracepoint_operator.cache.relister import ALWAYS, Relister, Swept, WorkloadRefresh
 from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.channel.authentication import Authenticator
-from gracepoint_operator.channel.notifier import HintNotifier, Notifier, TrustNotifier
+from gracepoint_operator.channel.notifier import HintNotifier, Notifier, SnapshotNotifier, TrustNotifier
 from gracepoint_operator.channel.reports import ReportHandler
 from gracepoint_operator.channel.service import Channel
 from gracepoint_operator.channel.subscribers import Subscribers
@@ -68,9 +68,11 @@ from gracepoint_operator.recording.pod_writer import PodProtector, SidecarEnder
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.recording.preemption_writer import AcknowledgementLog, PreemptionWriter, RequestWriter
 from gracepoint_operator.recording.replica_lease import ReplicaLease
+from gracepoint_operator.recording.snapshot_holdings import SnapshotHoldings, SnapshotSettings
 from gracepoint_operator.recording.trouble_recorder import (
     MissingPolicies,
     RecorderContext,
+    SnapshotRecorder,
     StallRecorder,
     TroubleRecorder,
 )
@@ -79,6 +81,7 @@ from gracepoint_operator.recording.writers import Writers
 from gracepoint_operator.resources import CheckpointPolicy, PreemptionSpec
 from gracepoint_operator.resources.policy import DEFAULT_LONGEST_HOLD_S
 from gracepoint_operator.signals import BUILT_IN, Row
+from gracepoint_operator.trust.certificates import CapabilityKeys
 from gracepoint_operator.webhooks.eviction_hold import EvictionHold
 from gracepoint_operator.workloads import BY_PLACE, Workload
 
@@ -110,6 +113,7 @@ class ControllerSettings:
         rights: What the operator may do to pods.
         longest_hold_s: Evictions are held for at most so many seconds, whatever a policy says.
         watches_devices: Whether the taints of devices are watched. The operator needs the right to do so.
+        snapshots: Where the snapshot servers are. None: there are none, and nothing of them is watched.
         write_interval_s: Pause between two writes of one object to the API.
         tick_s: Pause between two looks at what depends on the time alone, in seconds.
     """
@@ -125,6 +129,7 @@ class ControllerSettings:
     rights: PodRights = dataclasses.field(default_factory=PodRights)
     longest_hold_s: float = DEFAULT_LONGEST_HOLD_S
     watches_devices: bool = False
+    snapshots: SnapshotSettings | None = None
     write_interval_s: float = 1.0
     tick_s: float = 1.0
 
@@ -227,6 +232,7 @@ class Reconciler:
         writers: Write what was decided to the API server.
         clock: Seconds since the epoch.
         settings: How many gangs are notified of signals that are not certain.
+        snapshot_notifier: Sends placements of snapshots. None: there are no servers.
 
     Attributes:
         queue: When each workload is decided about.
@@ -243,8 +249,10 @@ class Reconciler:
         writers: Writers,
         clock: Callable[[], float],
         settings: ControllerSettings,
+        snapshot_notifier: SnapshotNotifier | None = None,
     ) -> None:
         self._cache = cache
+        self._snapshot_notifier = snapshot_notifier
         self._notifier = notifier
         self._hint_notifier = hint_notifier
         self._writers = writers
@@ -284,13 +292,18 @@ class Reconciler:
         observe_at = self._writers.policies.goodput.observe(gang)  # last, so that no notice waits for it
         look_at = self._writers.waits.observe(gang)
         decided = dataclasses.replace(gang, preemptions=tuple(self._cache.preemptions.of_workload(uid)))
+        if self._snapshot_notifier is not None:
+            self._snapshot_notifier.notify(decided)
         others = (self._writers.pods.protect(decided), self._writers.kueue.look(decided))
         times = (next_decision_at(decided, now), observe_at, look_at, *others)
         return min((at for at in times if at is not None), default=None)
 
     def notify_hints(self, uid: str) -> None:
-        """Notifies new subscribers of a workload of the hints that they have missed."""
-        self._hint_notifier.notify(self._cache.gang(uid))
+        """Notifies new subscribers of a workload of the hints that they have missed, and of their snapshot servers."""
+        gang = self._cache.gang(uid)
+        self._hint_notifier.notify(gang)
+        if self._snapshot_notifier is not None:
+            self._snapshot_notifier.notify(gang)
 
     def _is_held_back(self, spec: PreemptionSpec) -> bool:
         latest = self._cache.latest_preemptions(WINDOW_S)
@@ -346,10 +359,24 @@ class Controller:
         metrics.longest_hold_s.labels(set_by="evictions.longestHoldSeconds").set(settings.longest_hold_s)
 
         # What is known.
-        self.watched = ALWAYS | objects.DEVICES if settings.watches_devices else ALWAYS
+        snapshots = settings.snapshots
+        self.watched = ALWAYS | (objects.DEVICES if settings.watches_devices else set())
+        self.watched |= {objects.SNAPSHOT_SERVERS} if snapshots is not None else set()
         left_out = UnreadableObjects(metrics.count_left_out)
-        self.cache = ClusterCache(clock, settings.rows, left_out, settings.longest_hold_s)
-        self.watches = WatchState(metrics, namespaces=settings.namespaces, on_gap=self._note_gap)
+        self.cache = ClusterCache(
+            clock,
+            settings.rows,
+            left_out,
+            settings.longest_hold_s,
+            spread=() if snapshots is None else snapshots.spread,
+            installation="" if snapshots is None else snapshots.installation,
+        )
+        self.watches = WatchState(
+            metrics,
+            namespaces=settings.namespaces,
+            on_gap=self._note_gap,
+            namespace_of={objects.SNAPSHOT_SERVERS: settings.namespace},
+        )
         self.subscribers = Subscribers()
 
         # What is written.
@@ -368,7 +395,12 @@ class Controller:
             self.cache, self.subscribers, self.writers.acknowledgements, self.writers.preemptions, metrics, clock
         )
         hint_notifier = HintNotifier(self.subscribers)
-        self._reconciler = Reconciler(api, self.cache, self.notifier, hint_notifier, self.writers, clock, settings)
+        self.trust_notifier = TrustNotifier(self.subscribers)
+        self.capability_keys = CapabilityKeys()
+        self._snapshot_holdings, self.snapshot_notifier = self._new_snapshots(settings)
+        self._reconciler = Reconciler(
+            api, self.cache, self.notifier, hint_notifier, self.writers, clock, settings, self.snapshot_notifier
+        )
         self._decisions = self._reconciler.queue
         self.evictions = EvictionHold(
             api, self.cache, self._take_body, self._decisions.decide_now, self._is_ready, metrics, clock
@@ -378,8 +410,9 @@ class Controller:
         self.reports = ReportHandler(
             api, self.cache, self.notifier, self.writers, metrics, clock, on_end=self._decisions.add
         )
+        if self.snapshot_notifier is not None:
+            self.reports.on_snapshots = self.snapshot_notifier.take
         authenticator = Authenticator(api, self.cache, clock)
-        self.trust_notifier = TrustNotifier(self.subscribers)
         self.channel = Channel(
             authenticator,
             self.subscribers,
@@ -404,6 +437,33 @@ class Controller:
             api, self.cache, metrics, clock, settings.kept, self._drop, settings.namespaces
         )
 
+    def _new_snapshots(self, settings: ControllerSettings) -> tuple[SnapshotHoldings | None, SnapshotNotifier | None]:
+        """Returns what knows the snapshot servers, and what places snapshots. None if there are no servers."""
+        if settings.snapshots is None:
+            return None, None
+        name = settings.snapshots.server_name(settings.namespace)
+        servers = SnapshotHoldings(
+            self.cache.snapshot_servers,
+            settings.snapshots,
+            name,
+            self.capability_keys,
+            lambda: self.trust_notifier.authorities,
+            self.metrics,
+            self._clock,
+        )
+        notifier = SnapshotNotifier(
+            self.cache,
+            self.subscribers,
+            servers,
+            self.writers.snapshots,
+            self.capability_keys,
+            settings.snapshots,
+            name,
+            self.metrics,
+            self._clock,
+        )
+        return servers, notifier
+
     def _new_writers(self, settings: ControllerSettings, context: RecorderContext) -> Writers:
         api, cache, metrics, clock = self.api, self.cache, self.metrics, self._clock
         policies, events, interval_s = context.policy_writer, context.events, context.interval_s
@@ -423,6 +483,7 @@ class Controller:
             first_seen=FirstSeenWriter(api, cache, settings.first_seen_place, metrics, clock, interval_s),
             kueue=KueueWriter(api, cache, metrics, clock, interval_s),
             ended_pods=EndedPods(cache, events, metrics, interval_s),
+            snapshots=SnapshotRecorder(context),
         )
 
     @property
@@ -481,6 +542,8 @@ class Controller:
                 tasks.create_task(LoopLag(self.metrics, "controller").measure(), name="loop lag")
         finally:
             self._reconciler.workload_refresh.cancel()
+            if self._snapshot_holdings is not None:
+                await self._snapshot_holdings.close()
             # Before the writers: it takes the condition Connected out of the last writes of the policy writer.
             await self.connection_writer.close(_LEAVES_S)
             await self.writers.close(_LAST_WRITES_S)
@@ -624,6 +687,8 @@ class Controller:
             if self.ready:
                 self._decisions.add_due()
                 self._decisions.add(self._reconciler.held_back)
+                if self.snapshot_notifier is not None:
+                    await self.snapshot_notifier.look()
                 self.writers.requests.answer_homeless(self.cache.homeless_requests(), self._clock())
                 workload_uids, self.notifier.joined = self.notifier.joined, set()
                 for workload_uid in workload_uids:

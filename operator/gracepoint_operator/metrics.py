@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 import prometheus_client as prometheus
@@ -30,7 +31,7 @@ class Metrics:
     """All metrics of one operator process, in a new registry.
 
     Args:
-        accounts: Whether there is a series for each category of each workload's account.
+        accounts: Whether there is a series for each category of each workload's account, and for its snapshots.
 
     Attributes:
         copy_accounts: Copies the accounts of workloads on the controller's loop. What it returns computes their figures
@@ -218,6 +219,41 @@ class Metrics:
             registry=self.registry,
         )
 
+        self.snapshot_servers = prometheus.Gauge(
+            "gracepoint_snapshot_servers",
+            "Snapshot servers, by state: ready, ending or not_ready. Each replica shows all of them.",
+            ["state"],
+            registry=self.registry,
+        )
+        self.snapshot_bytes = prometheus.Gauge(
+            "gracepoint_snapshot_server_bytes",
+            "Memory of the snapshot servers that have answered this replica: capacity, and what of it is used.",
+            ["kind"],
+            registry=self.registry,
+        )
+        self.snapshot_placements = prometheus.Counter(
+            "gracepoint_snapshot_placements",
+            "How often this replica told a process which snapshot servers hold its part.",
+            registry=self.registry,
+        )
+        self.snapshots_skipped = prometheus.Counter(
+            "gracepoint_snapshots_skipped",
+            "Snapshots that were due and not begun, as process 0 of each gang reported to this replica.",
+            registry=self.registry,
+        )
+        self.snapshots_unsafe = prometheus.Gauge(
+            "gracepoint_snapshots_unsafe_workloads",
+            "Gangs whose snapshots are not safe, by why, as reported to this replica.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self._snapshot_age_s = prometheus.Gauge(
+            "gracepoint_snapshot_age_seconds",
+            "Since the training had passed the newest step of a gang that is safe in snapshot servers.",
+            ["namespace", "workload"],
+            registry=self.registry,
+        )
+
         self.watch_age_s = prometheus.Gauge(
             "gracepoint_watch_age_seconds",
             "Since the API server last answered a request to list or watch the kind, or sent an event of it.",
@@ -295,6 +331,14 @@ class Metrics:
 
     def count_left_out(self, kind: str, extent: str, number: int) -> None:
         self.left_out.labels(kind=kind, extent=extent).set(number)
+
+    def show_snapshot_age(self, namespace: str, workload: str, age_s: Callable[[], float] | None) -> None:
+        """Shows the age of a gang's newest safe snapshot, if there are series for each workload. None: no more."""
+        if age_s is None:
+            with contextlib.suppress(KeyError):  # it was not shown
+                self._snapshot_age_s.remove(namespace, workload)
+        elif self._shows_accounts:
+            self._snapshot_age_s.labels(namespace, workload).set_function(age_s)
 
     def count_webhook_refused(self, reason: str) -> None:
         self.webhooks_refused.labels(reason=reason).inc()

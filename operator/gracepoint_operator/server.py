@@ -152,7 +152,9 @@ class Server:
         self._canary = Canary(core.metrics, lambda: certificates.ca) if settings.canary else None
         if self._canary is not None:
             core.channel.is_canary = self._canary.admits
-        self._keeper = TrustKeeper(core.api, certificates, settings.trust, core.metrics)
+        self._keeper = TrustKeeper(
+            core.api, certificates, settings.trust, core.metrics, capability_keys=core.capability_keys
+        )
         certificates.on_change = self._trust_changed
         certificates.show_in(core.metrics)
         self._listening = threading.Event()

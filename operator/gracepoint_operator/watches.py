@@ -575,6 +575,12 @@ class _WatchThread(threading.Thread):
             self._stopped.wait(pause_s)
         self._controller.watches.ended(self.name)
 
+    def _namespaces(self) -> Collection[str]:
+        """The namespaces in which kopf watches. Empty: all."""
+        watches = self._controller.watches
+        of_subsets = {place for kind in self._watched if kind.subset for place in watches.places(kind)} - {""}
+        return of_subsets or watches.namespaces
+
     def _run_once(self, ends: threading.Event) -> str:
         """Returns why it ended."""
         registry = kopf.OperatorRegistry()
@@ -587,6 +593,6 @@ class _WatchThread(threading.Thread):
             ends,
             replica=self._replica,
             watched=self._watched,
-            namespaces=self._controller.watches.namespaces,
+            namespaces=self._namespaces(),
             backoffs=self._backoffs,
         )

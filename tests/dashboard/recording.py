@@ -94,6 +94,15 @@ class _Replica:
         metrics.stalled.set(1 if _hour(at_s, 5.0, 5.2) else 0)
         metrics.troubled.labels(kind=TroubleKind.SAVES).set(1 if _hour(at_s, 4.0, 4.2) else 0)
         metrics.troubles.labels(kind=TroubleKind.SAVES).inc(1 if at_s == BEGIN_S + 4 * 3600 else 0)
+        for state, number in {"ready": 15, "ending": 1, "not_ready": 0}.items():
+            metrics.snapshot_servers.labels(state).set(number)
+        for extent, size_bytes in {"capacity": 16 << 38, "used": 9 << 38}.items():
+            metrics.snapshot_bytes.labels(extent).set(size_bytes)
+        age_s = (at_s - BEGIN_S) % 60 if not _hour(at_s, 5.0, 5.2) else 900.0
+        metrics.show_snapshot_age("research", "llm", lambda: age_s)
+        metrics.snapshots_unsafe.labels("SnapshotsLate").set(1 if _hour(at_s, 5.0, 5.2) else 0)
+        metrics.snapshots_skipped.inc(1 if chance.random() < 0.02 else 0)
+        metrics.snapshot_placements.inc(16 if at_s % 3600 < SCRAPE_S else 0)
         metrics.stalled_pods.clear()
         if _hour(at_s, 5.0, 5.2):
             metrics.stalled_pods.labels("research", "llm", "llm-workers-0-1", "training").set(1)

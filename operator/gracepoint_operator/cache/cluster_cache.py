@@ -24,12 +24,23 @@ from gracepoint_operator.cache.indexes import (
     GangObjects,
     ResourceVersions,
     SignalIndex,
+    SnapshotServerIndex,
     Suspensions,
     version_of,
 )
 from gracepoint_operator.cache.resource_stores import Key, PolicyStore, PreemptionStore
 from gracepoint_operator.kube import objects
-from gracepoint_operator.kube.objects import LONGEST_NAME, Kind, Namespace, Node, Pod, read_namespace, read_node
+from gracepoint_operator.kube.objects import (
+    LONGEST_NAME,
+    Kind,
+    Namespace,
+    Node,
+    Pod,
+    SnapshotServerPod,
+    read_namespace,
+    read_node,
+    read_snapshot_server,
+)
 from gracepoint_operator.logs import about
 from gracepoint_operator.model.devices import ClaimedDevices, DeviceTaints, read_claim, read_rule, read_slice
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
@@ -42,7 +53,7 @@ from gracepoint_operator.workloads import BY_PLACE, Job, Workload, read_job, rea
 #: What is read of an object. A text for objects that only matter because of what they belong to: the name of the node
 #: of a NodeClaim, the UID of the owner of a Kueue workload.
 Value = (Namespace | Node | Pod | Job | Workload | ClaimedDevices | DeviceTaints) | (
-    CheckpointPolicy | ClusterCheckpointPolicy | PreemptionRecord | RequestRecord | str
+    CheckpointPolicy | ClusterCheckpointPolicy | PreemptionRecord | RequestRecord | SnapshotServerPod | str
 )
 
 
@@ -83,9 +94,10 @@ class CacheReader:
 
     Args:
         rows: The disruption catalogue, in the order in which its rows are tried.
+        spread: The labels of nodes that name failure domains, the widest first.
     """
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[Row], spread: Sequence[str] = ()) -> None:
         self._rows = {on: tuple(row for row in rows if row.match.kind is on) for on in On}
         self._marked = {
             objects.NODES: On.NODE,
@@ -97,7 +109,7 @@ class CacheReader:
         }
         self._values: dict[objects.Kind, Callable[[Mapping[str, Any]], Value]] = {
             objects.NAMESPACES: read_namespace,
-            objects.NODES: read_node,
+            objects.NODES: functools.partial(read_node, spread=spread),
             objects.NODE_CLAIMS: _node_of_claim,
             objects.KUEUE_WORKLOADS: _owner_of_kueue_workload,
             objects.RESOURCE_CLAIMS: read_claim,
@@ -108,6 +120,7 @@ class CacheReader:
             objects.POLICIES: CheckpointPolicy.of,
             objects.PREEMPTIONS: _read_preemption,
             objects.REQUESTS: RequestRecord.of,
+            objects.SNAPSHOT_SERVERS: read_snapshot_server,
         }
         self._with_taints = {objects.RESOURCE_SLICES: read_slice, objects.DEVICE_TAINT_RULES: read_rule}
 
@@ -254,10 +267,13 @@ class ClusterCache:
         rows: The disruption catalogue, in the order in which its rows are tried.
         unreadable_objects: Keeps what cannot be read. None: a new one, without metrics.
         longest_hold_s: Evictions are held for at most so many seconds, whatever a policy says.
+        spread: As of ``CacheReader``.
+        installation: As of ``SnapshotServerIndex``.
 
     Attributes:
         policies: The policies in the newest version that can be read, as they apply.
         reader: Reads objects into what is stored. Any thread may use it.
+        snapshot_servers: The snapshot servers.
         suspensions: Which suspensions have a reason that is not known yet.
     """
 
@@ -267,6 +283,8 @@ class ClusterCache:
         rows: Sequence[Row] = BUILT_IN,
         unreadable_objects: UnreadableObjects | None = None,
         longest_hold_s: float = DEFAULT_LONGEST_HOLD_S,
+        spread: Sequence[str] = (),
+        installation: str = "",
     ) -> None:
         self._clock = clock
         self.unreadable_objects = UnreadableObjects() if unreadable_objects is None else unreadable_objects
@@ -274,7 +292,8 @@ class ClusterCache:
         self.policies = PolicyStore(longest_hold_s)
         self.preemptions = PreemptionStore()
         self.first_seen = FirstSeen(clock)
-        self.reader = CacheReader(rows)
+        self.reader = CacheReader(rows, spread)
+        self.snapshot_servers = SnapshotServerIndex(installation)
         self._signal_index = SignalIndex(self.first_seen)
         self._devices = DeviceIndex(self.first_seen)
         self.versions = ResourceVersions(clock)
@@ -339,9 +358,16 @@ class ClusterCache:
                 return set(self.objects.workloads_named(workload_key))
             case ClaimedDevices() | DeviceTaints() as devices:
                 return self.objects.workloads_of_pods(self._devices.put(devices, listed=listed))
+            case SnapshotServerPod() as server:
+                self.snapshot_servers.put(server)
+                return set()
             case str() as owner:
                 return self._store_attached(reading, owner, listed)
         raise AssertionError(f"{where}: found {reading.value!r}, expected a value of {kind.plural}")
+
+    def doomed_nodes(self) -> set[str]:
+        """Names of the nodes that go away, surely or likely, as they or their NodeClaims say."""
+        return self.objects.disrupted_nodes | self._signal_index.doomed()
 
     def unreadable_policies(self) -> dict[Key, str]:
         """The policies whose newest version cannot be read, with the reason."""
@@ -370,8 +396,12 @@ class ClusterCache:
             return set()
         kind, namespace, name = place
         del self._places[kind][uid]
+        if kind is objects.SNAPSHOT_SERVERS:
+            self.snapshot_servers.drop(uid)
+            return set()
         if kind is objects.NODES:
             self.objects.drop_node(name, uid)
+            self.snapshot_servers.changed.add(name)
             return self.objects.workloads_on(name)
         if kind is objects.NODE_CLAIMS:
             return self.objects.workloads_on(attached_to)
@@ -573,12 +603,15 @@ class ClusterCache:
                 affected = {workload.uid}
             case Node() as node:
                 changed = self.objects.put_node(node, disrupted=any(map(signals.marks_node, reading.marks)))
+                if changed or marks_changed:
+                    self.snapshot_servers.changed.add(node.name)
                 affected = self.objects.workloads_on(node.name) if changed or marks_changed else set()
         return affected if changed or marks_changed else set()
 
     def _store_attached(self, reading: ObjectReading, owner: str, listed: bool) -> set[str]:
         """Stores a NodeClaim or a Kueue workload. ``owner``: the node's name, or the workload's UID."""
-        self._signal_index.see(reading.uid, reading.marks, listed=listed)
+        if self._signal_index.see(reading.uid, reading.marks, listed=listed):
+            self.snapshot_servers.changed.add(owner)
         before = self._signal_index.attach(reading.uid, owner)
         if reading.kind is objects.NODE_CLAIMS:
             return self.objects.workloads_on(owner) | self.objects.workloads_on(before)

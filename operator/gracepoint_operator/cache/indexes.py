@@ -24,8 +24,9 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
 
+from gracepoint.wire.messages import Confidence
 from gracepoint_operator.cache.resource_stores import Key, discard
-from gracepoint_operator.kube.objects import KUEUE_WORKLOADS, Kind, Node, Pod, Toleration
+from gracepoint_operator.kube.objects import KUEUE_WORKLOADS, Kind, Node, Pod, SnapshotServerPod, Toleration
 from gracepoint_operator.model.devices import AllocatedDevice, ClaimedDevices, Device, DeviceSelector, DeviceTaints
 from gracepoint_operator.model.preemption_record import PreemptionRecord
 from gracepoint_operator.signals import Mark, is_suspension
@@ -510,6 +511,14 @@ class SignalIndex:
         """The UIDs of the objects that have marks."""
         return self._marks.keys()
 
+    def doomed(self) -> set[str]:
+        """The nodes (by name) and workloads (by UID) of the attached objects with a mark that is more than a hint."""
+        return {
+            self._attached_to[uid]
+            for uid in self._marks.keys() & self._attached_to.keys()
+            if any(mark.row.confidence is not Confidence.HINT for mark in self._marks[uid])
+        }
+
     def on(self, uids: Iterable[str]) -> tuple[Mark, ...]:
         """The marks on these objects."""
         return tuple(mark for uid in uids for mark in self._marks.get(uid, ()))
@@ -591,6 +600,36 @@ class Suspensions:
         """Forgets an object that was deleted."""
         for mark in [mark for mark in self._explained if mark.startswith(f"{uid}/")]:
             del self._explained[mark]
+
+
+class SnapshotServerIndex:
+    """The snapshot servers of this installation.
+
+    Args:
+        installation: The value of the label of their pods.
+
+    Attributes:
+        by_uid: The servers by the UIDs of their pods.
+        changed: The nodes of which something has changed that matters to the use of their servers: the server, signals,
+            failure domains. Whoever looks empties it.
+    """
+
+    def __init__(self, installation: str) -> None:
+        self._installation = installation
+        self.by_uid: dict[str, SnapshotServerPod] = {}
+        self.changed: set[str] = set()
+
+    def put(self, server: SnapshotServerPod) -> None:
+        """Stores a server, unless another installation in the namespace has it."""
+        if server.installation == self._installation and self.by_uid.get(server.uid) != server:
+            self.by_uid[server.uid] = server
+            self.changed.add(server.node)
+
+    def drop(self, uid: str) -> None:
+        """Removes a server whose pod was deleted."""
+        server = self.by_uid.pop(uid, None)
+        if server is not None:
+            self.changed.add(server.node)
 
 
 #: Seconds for which the version of a deleted object is kept.

@@ -18,6 +18,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Set
 from typing import TypeVar
 
+from gracepoint.wire import names
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.cache.indexes import version_of
 from gracepoint_operator.cache.watch_state import WatchState
@@ -47,14 +48,19 @@ SELECTORS: dict[objects.Kind, str | None] = {
     objects.DEVICE_TAINT_RULES: None,
     objects.RESOURCE_CLAIMS: None,
     objects.PODS: POD_LABEL,
+    objects.SNAPSHOT_SERVERS: names.LABEL_SNAPSHOT_SERVER,
 }
 
 #: The kinds that are watched in any case. The others need rights that an administrator may give to the operator.
-ALWAYS: Set[objects.Kind] = SELECTORS.keys() - objects.DEVICES
+ALWAYS: Set[objects.Kind] = SELECTORS.keys() - objects.DEVICES - {objects.SNAPSHOT_SERVERS}
 
 
 #: Kinds that a cluster may not have. A failure of one of them delays nothing else.
-OPTIONAL: frozenset[objects.Kind] = objects.DEVICES | {objects.NODE_CLAIMS, objects.KUEUE_WORKLOADS}
+OPTIONAL: frozenset[objects.Kind] = objects.DEVICES | {
+    objects.NODE_CLAIMS,
+    objects.KUEUE_WORKLOADS,
+    objects.SNAPSHOT_SERVERS,
+}
 
 #: What the operator decides by. If a cluster stops serving one, as when CRDs of another version are installed, that
 #: does not mean that its objects are gone.

@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from gracepoint_operator.kube.objects import Kind
 from gracepoint_operator.logs import about
@@ -55,6 +55,7 @@ class WatchState:
         metrics: Shows the ages and counts failures.
         clock: Seconds, of a clock that never goes back.
         namespaces: The namespaces that are watched. Empty: all.
+        namespace_of: Kinds of which only one namespace is watched, whatever the others are.
 
     Attributes:
         namespaces: See above.
@@ -69,8 +70,10 @@ class WatchState:
         clock: Callable[[], float] = time.monotonic,
         namespaces: Iterable[str] = (),
         on_gap: Callable[[Kind, bool], None] = lambda kind, any_event: None,
+        namespace_of: Mapping[Kind, str] | None = None,
     ) -> None:
         self.namespaces = tuple(sorted(set(namespaces)))
+        self._namespace_of = namespace_of or {}
         self._metrics = metrics
         self._clock = clock
         self._lock = threading.Lock()
@@ -113,6 +116,8 @@ class WatchState:
 
     def places(self, kind: Kind) -> tuple[str, ...]:
         """The namespaces in which the kind is watched. "": all of them, or it has none."""
+        if kind in self._namespace_of:
+            return (self._namespace_of[kind],)
         return self.namespaces if self.namespaces and kind.namespaced else ("",)
 
     def answered(self, kind: Kind, namespace: str = "", *, listed: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Notifies the pods that are connected: of preemptions, of hints, and of the authorities to trust.
+"""Notifies the pods that are connected: of preemptions, hints, the authorities to trust, and snapshot servers.
 
 Everything here runs on the controller's event loop. To notify a subscriber means to put a frame into its queue. That
 never waits, neither for a pod nor for the API server. The preemption writer's tasks write later. A notifier compares
@@ -14,23 +14,29 @@ import dataclasses
 import functools
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from gracepoint.wire.frames import Frame, Hint, Notice, Retraction, Trust, trust_digest
-from gracepoint.wire.messages import Confidence, Mode, Phase
+from gracepoint.wire.capability import Capability, Right
+from gracepoint.wire.frames import Frame, Hint, Notice, Retraction, SnapshotPlacement, Trust, trust_digest
+from gracepoint.wire.messages import Confidence, Mode, Phase, SnapshotReport
 from gracepoint_operator import signals
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers, WakeUps
-from gracepoint_operator.decisions import preemption_status
+from gracepoint_operator.decisions import preemption_status, snapshot_placement
 from gracepoint_operator.decisions.decide import End, Move, Reached, StartPreemption, is_late
 from gracepoint_operator.decisions.effective_signals import DEADLINE_TOLERANCE_S
-from gracepoint_operator.kube.objects import Pod, format_time
+from gracepoint_operator.decisions.snapshot_placement import Usable
+from gracepoint_operator.kube.objects import Node, Pod, SnapshotServerPod, format_time
 from gracepoint_operator.logs import about, decided
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption_record import PreemptionRecord
 from gracepoint_operator.recording.preemption_writer import AcknowledgementLog, PreemptionWriter
+from gracepoint_operator.recording.snapshot_holdings import SnapshotHoldings, SnapshotSettings
+from gracepoint_operator.recording.trouble_recorder import SnapshotRecorder
 from gracepoint_operator.signals import Signal
+from gracepoint_operator.trust.bundle import CAPABILITY_S
+from gracepoint_operator.trust.certificates import CapabilityKeys
 
 logger = logging.getLogger(__name__)
 
@@ -343,6 +349,11 @@ class TrustNotifier:
         self._authorities, self._digest = authorities, digest
         self.notify(self._subscribers.all())
 
+    @property
+    def authorities(self) -> str:
+        """The authorities to trust, as PEM. Empty: they are not known yet."""
+        return self._authorities
+
     def notify(self, subscribers: Iterable[Subscriber]) -> None:
         """Notifies those of the subscribers that have other authorities."""
         pods = 0
@@ -353,3 +364,259 @@ class TrustNotifier:
                 pods += 1
         if pods:
             logger.info("pods notified of the authorities to trust", extra=about(pods=pods, digest=self._digest))
+
+
+class _DomainsOfNodes(Mapping[str, Sequence[str]]):
+    """The failure domains of nodes, by name."""
+
+    def __init__(self, nodes: Mapping[str, Node]) -> None:
+        self._nodes = nodes
+
+    def __getitem__(self, name: str) -> Sequence[str]:
+        return self._nodes[name].domains
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+
+#: Seconds for which a capability is still valid when a new one is sent.
+_CAPABILITY_LEFT_S = CAPABILITY_S / 2
+#: A process is sent news about other processes' servers only so often, in seconds for each of these servers: to tell a
+#: thousand processes of a thousand servers takes 50 MB.
+_READ_AGAIN_S = 0.01
+#: All gangs are looked at again after this time, as capabilities end.
+_ALL_AGAIN_S = 60.0
+#: Bytes that a workload may have at one server: the servers' own limit counts.
+_MOST_BYTES = 1 << 50
+#: A server holds a complete snapshot and the one in progress.
+_SNAPSHOTS_AT_ONCE = 2
+_WHOLE_RIGHTS = frozenset({Right.WRITE, Right.READ, Right.DROP})
+
+
+class SnapshotNotifier:
+    """Notifies processes of the snapshot servers that hold their parts, and takes what they report of them.
+
+    ``look`` is called once a second. It sends each process a placement if it is new to it, or has changed: a process
+    that has connected, a server or a node that comes, goes or gets a signal, a capability that is about to end. A gang
+    that is decided about because of a signal is looked at in the same moment (``notify``).
+
+    The capability that a process gets is for the workload and the attempt that its pod has in the cluster's own record,
+    not for those that it says.
+
+    Args:
+        cache: What is known of the cluster.
+        subscribers: The pods that are connected to this replica.
+        servers: Know what the servers hold.
+        recorder: Records what is safe.
+        keys: Make capabilities.
+        settings: The port of the servers, and their name.
+        server_name: The name in their certificates.
+        metrics: Counts placements.
+        clock: Seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        cache: ClusterCache,
+        subscribers: Subscribers,
+        servers: SnapshotHoldings,
+        recorder: SnapshotRecorder,
+        keys: CapabilityKeys,
+        settings: SnapshotSettings,
+        server_name: str,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._cache = cache
+        self._subscribers = subscribers
+        self._servers = servers
+        self._recorder = recorder
+        self._keys = keys
+        self._settings = settings
+        self._server_name = server_name
+        self._metrics = metrics
+        self._clock = clock
+        self._due: set[str] = set()  # UIDs of workloads
+        self._all_at = 0.0
+        self._usable = Usable(())
+        self._writable: dict[str, SnapshotServerPod] = {}  # by node: the servers to which anybody may write
+        self._interested: dict[str, set[str]] = {}  # by node: UIDs of the workloads to which its server matters
+        self._lacking: set[str] = set()  # UIDs of the workloads that have fewer copies than they are to have
+        self._read: dict[str, dict[str, str]] = {}  # by UID of the workload: what its processes may read from
+        self._capabilities: dict[tuple[str, int], tuple[str, float]] = {}  # by workload and attempt: text, end
+        self._part_bytes: dict[str, int] = {}  # by UID of the workload: of its largest part
+
+    def notify(self, gang: GangSnapshot) -> None:
+        """Notifies a gang that is decided about: at once if there may be a signal, else at the next look."""
+        self._due.add(gang.workload_uid)
+        if gang.suspects:
+            self._place(gang)
+
+    async def look(self) -> None:
+        """Notifies the gangs of which something may have changed, and has what has ended dropped."""
+        self._servers.look(self.lives)
+        self._recorder.look(self._subscribers.is_connected)
+        if not self._servers.is_known:
+            return
+        self._follow_servers()
+        now = self._clock()
+        if now >= self._all_at:
+            self._all_at = now + _ALL_AGAIN_S
+            self._forget_ended()
+            self._due.update(subscriber.hello.workload_uid for subscriber in self._subscribers.all())
+        due, self._due = self._due, set()
+        for workload_uid in due:
+            if any(subscriber.hello.takes_snapshots for subscriber in self._subscribers.of_workload(workload_uid)):
+                self._place(self._cache.gang(workload_uid))
+                await asyncio.sleep(0)
+
+    def _follow_servers(self) -> None:
+        """Takes what has changed of servers and their nodes."""
+        index = self._cache.snapshot_servers
+        if not index.changed:
+            return
+        changed, index.changed = index.changed, set()
+        self._due |= self._lacking.union(*(self._interested.get(node, ()) for node in changed))
+        nodes, doomed = self._cache.objects.nodes, self._cache.doomed_nodes()
+        self._writable = {
+            server.node: server
+            for _, server in sorted(index.by_uid.items())
+            if server.serves and not server.ending and server.node in nodes and server.node not in doomed
+        }
+        self._usable = Usable(self._writable)
+
+    def take(self, pod: Pod, report: SnapshotReport) -> None:
+        """Takes the report of a process."""
+        self._servers.reported(pod.workload_uid, pod.namespace, report.servers)
+        self._part_bytes[pod.workload_uid] = max(report.bytes, self._part_bytes.get(pod.workload_uid, 0))
+        self._recorder.take(pod, report)
+
+    def lives(self, workload_uid: str) -> bool:
+        """Returns whether a workload exists, has not finished, and has a policy that asks for snapshots."""
+        workload = self._cache.objects.workloads.get(workload_uid)
+        if workload is None or workload.finished or workload.deleted:
+            return False
+        policy = self._cache.policies.get((workload.namespace, workload.policy))
+        return policy is not None and policy.spec.checkpoint.memory is not None
+
+    def _forget_ended(self) -> None:
+        kept_by_uid: tuple[dict[str, int] | dict[str, dict[str, str]], ...] = (self._part_bytes, self._read)
+        for kept_of in kept_by_uid:
+            for uid in [uid for uid in kept_of if not self.lives(uid)]:
+                del kept_of[uid]
+        self._lacking = {uid for uid in self._lacking if self.lives(uid)}
+        self._interested.clear()  # all gangs are looked at now
+        now = self._clock()
+        self._capabilities = {key: kept for key, kept in self._capabilities.items() if kept[1] > now}
+
+    def _place(self, gang: GangSnapshot) -> None:
+        """Sends the subscribers of a gang what is new to them."""
+        uids = {pod.uid: pod for pod in gang.processes}
+        subscribers = [
+            subscriber
+            for subscriber in self._subscribers.of_workload(gang.workload_uid)
+            if subscriber.hello.takes_snapshots and subscriber.hello.pod_uid in uids
+        ]
+        if not subscribers or not self._servers.is_known:
+            return
+        self._follow_servers()
+        if not self.lives(gang.workload_uid) or gang.policy is None or gang.policy.spec.checkpoint.memory is None:
+            reason = "the policy asks for no snapshots any more"
+            for subscriber in subscribers:
+                self._send(subscriber, self._placement(subscriber, "", {}, {}, reason))
+            return
+        copies = gang.policy.spec.checkpoint.memory.copies
+        chosen = self._chosen(gang, copies)
+        address = self._settings.address
+        written = {self._writable[node].uid for nodes in chosen.values() for node in nodes}
+        self._servers.placed(gang.workload_uid, uids[subscribers[0].hello.pod_uid].namespace, written)
+        read = {server.node: address(server) for server in self._servers.holding(gang.workload_uid)}
+        if read == self._read.get(gang.workload_uid):
+            read = self._read[gang.workload_uid]  # the same object: thousands of placements are compared with it
+        self._read[gang.workload_uid] = read
+        for node in {*chosen, *read}:
+            self._interested.setdefault(node, set()).add(gang.workload_uid)
+        lacking = ""
+        for subscriber in subscribers:
+            pod = uids[subscriber.hello.pod_uid]
+            write = {node: address(self._writable[node]) for node in chosen.get(pod.node, ())}
+            why = snapshot_placement.shortfall(len(write), copies, len(self._cache.snapshot_servers.by_uid))
+            lacking = lacking or why
+            text = self._capability(pod)
+            if text is not None:
+                self._send(subscriber, self._placement(subscriber, text, write, read, why))
+        self._recorder.lacks(gang.workload_uid, lacking)
+        if lacking:
+            self._lacking.add(gang.workload_uid)
+        else:
+            self._lacking.discard(gang.workload_uid)
+
+    def _chosen(self, gang: GangSnapshot, copies: int) -> dict[str, tuple[str, ...]]:
+        """The nodes whose servers hold the parts of each node of the gang."""
+        uid, objects = gang.workload_uid, self._cache.objects
+        nodes = {pod.node for pod in gang.processes if pod.node}
+        doomed: set[str] = set()
+        for preemption in gang.preemptions:
+            # One that names all nodes is about the workload, and says nothing of the nodes.
+            if not preemption.phase.ended and not nodes <= set(preemption.spec.nodes):
+                doomed.update(preemption.spec.nodes)
+        room_bytes = _SNAPSHOTS_AT_ONCE * self._part_bytes.get(uid, 0)
+        return snapshot_placement.place(
+            nodes,
+            self._usable,
+            _DomainsOfNodes(objects.nodes),
+            copies,
+            uid,
+            doomed=doomed,
+            has_room=lambda node: self._servers.has_room(uid, self._writable[node].uid, room_bytes),
+        )
+
+    def _capability(self, pod: Pod) -> str | None:
+        """The capability of a pod's attempt. None: none can be made, as no key is known, or the pod has no attempt."""
+        now, key = self._clock(), (pod.workload_uid, pod.restart_attempt)
+        text, until_at = self._capabilities.get(key, ("", 0.0))
+        if until_at - now < _CAPABILITY_LEFT_S and pod.restart_attempt >= 0:
+            until_at = now + CAPABILITY_S
+            capability = Capability(
+                namespace=pod.namespace,
+                workload=pod.workload_uid,
+                attempt=pod.restart_attempt,
+                rights=_WHOLE_RIGHTS,
+                until=int(until_at),
+                max_bytes=_MOST_BYTES,
+            )
+            text = self._keys.write(capability, now) or ""
+            if text:
+                self._capabilities[key] = (text, until_at)
+        return text or None
+
+    def _placement(
+        self, subscriber: Subscriber, capability: str, write: dict[str, str], read: dict[str, str], reason: str
+    ) -> SnapshotPlacement:
+        return SnapshotPlacement(
+            pod_uid=subscriber.hello.pod_uid,
+            session=subscriber.hello.session,
+            capability=capability,
+            server_name=self._server_name,
+            write_to=write,
+            read_from=read,
+            reason=reason,
+        )
+
+    def _send(self, subscriber: Subscriber, placement: SnapshotPlacement) -> None:
+        """Sends a placement if it is new. What is news about other processes' servers alone may wait for more."""
+        now = self._clock()
+        if subscriber.placement is not None:
+            before, at = subscriber.placement
+            if placement == before:
+                return
+            only_others = dataclasses.replace(before, read_from=placement.read_from) == placement
+            if only_others and now - at < _READ_AGAIN_S * len(placement.read_from):
+                self._due.add(subscriber.hello.workload_uid)
+                return
+        subscriber.placement = (placement, now)
+        subscriber.send(Outgoing(lambda: placement))
+        self._metrics.snapshot_placements.inc()

@@ -19,6 +19,7 @@ from gracepoint.wire.messages import (
     Report,
     Resumption,
     SaveEvery,
+    SnapshotReport,
     Stall,
     Subscription,
     Trouble,
@@ -62,6 +63,7 @@ class ReportHandler:
         on_end: Called with the UID of a workload whose gang reports the end of a preemption.
 
     Attributes:
+        on_snapshots: Called with a pod and its report of snapshots. Nothing happens where there are no servers.
         other_replica_s: How many seconds the record of a preemption may come after the first message about it: another
             replica may have notified the pod.
     """
@@ -84,16 +86,17 @@ class ReportHandler:
         self._metrics = metrics
         self._clock = clock
         self._on_end = on_end
+        self.on_snapshots: Callable[[Pod, SnapshotReport], None] = lambda pod, report: None
 
     async def take(
-        self, pod: Pod, message: Acknowledgement | Report | Forecast | Resumption | Stall | Trouble
+        self, pod: Pod, message: Acknowledgement | Report | Forecast | Resumption | SnapshotReport | Stall | Trouble
     ) -> SaveEvery | None:
         """Handles a message of a running pod. Returns the answer, if there is one.
 
         Raises:
             UnknownPreemption: It names a preemption that does not exist.
         """
-        if not isinstance(message, Acknowledgement | Stall | Trouble):
+        if not isinstance(message, Acknowledgement | SnapshotReport | Stall | Trouble):
             self._writers.policies.goodput.take_times(pod, message.session, message.spent)
         match message:
             case Acknowledgement():
@@ -105,6 +108,8 @@ class ReportHandler:
                 return self._writers.policies.goodput.answer(message)
             case Resumption():
                 self._resumed(pod, message)
+            case SnapshotReport():
+                self.on_snapshots(pod, message)
             case Stall():
                 self._stalled(pod, message)
             case Trouble():

@@ -35,6 +35,7 @@ from gracepoint.wire.messages import (
     Report,
     Resumption,
     SaveEvery,
+    SnapshotReport,
     Stall,
     Subscription,
     Trouble,
@@ -65,7 +66,7 @@ _UNACKNOWLEDGED_MS = 15_000
 
 _Any = TypeVar("_Any", bound=Message)
 _Result = TypeVar("_Result")
-_FromSession = TypeVar("_FromSession", Acknowledgement, Report, Forecast, Resumption, Stall, Trouble)
+_FromSession = TypeVar("_FromSession", Acknowledgement, Report, Forecast, Resumption, SnapshotReport, Stall, Trouble)
 
 
 class Channel:
@@ -118,6 +119,7 @@ class Channel:
         app.router.add_post(names.PATH_REPORT, self._report)
         app.router.add_post(names.PATH_FORECAST, self._forecast)
         app.router.add_post(names.PATH_RESUMPTION, self._resumption)
+        app.router.add_post(names.PATH_SNAPSHOT, self._snapshot)
         app.router.add_post(names.PATH_STALL, self._stall)
         app.router.add_post(names.PATH_TROUBLE, self._trouble)
 
@@ -187,6 +189,9 @@ class Channel:
 
     async def _resumption(self, request: web.Request) -> web.Response:
         return await self._take(request, Resumption)
+
+    async def _snapshot(self, request: web.Request) -> web.Response:
+        return await self._take(request, SnapshotReport)
 
     async def _stall(self, request: web.Request) -> web.Response:
         return await self._take(request, Stall)

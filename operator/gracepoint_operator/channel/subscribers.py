@@ -13,7 +13,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterable
 
-from gracepoint.wire.frames import Frame, Ping
+from gracepoint.wire.frames import Frame, Ping, SnapshotPlacement
 from gracepoint.wire.messages import Subscription
 from gracepoint_operator.event_loop import LoopCalls
 
@@ -57,6 +57,7 @@ class Subscriber:
         sent_deadlines: The deadline that was sent last, in seconds since the epoch, by name of the preemption.
         retracted: Names of preemptions whose retraction was sent.
         hinted: Marks of which a hint was sent.
+        placement: The placement of snapshots that was sent last, and when, in seconds since the epoch. None: none was.
         trusts: ``trust_digest`` of the authorities that it has, or was sent. None: it cannot be sent others.
         is_pod: False for the replica's own subscriber (``canary``).
         closed: True once the stream must end.
@@ -69,6 +70,7 @@ class Subscriber:
         self.retracted: set[str] = set()
         self.hinted: set[str] = set()
         self.trusts = hello.trust
+        self.placement: tuple[SnapshotPlacement, float] | None = None
         self.is_pod = True
         self.closed = False
         self.request_ended = False

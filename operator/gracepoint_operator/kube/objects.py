@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
+import ipaddress
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import StrEnum
@@ -166,12 +167,14 @@ class Node:
         spot: True for GKE's Spot and preemptible nodes, which cut the grace period of pods.
         holds_evictions: False if an administrator has said that nothing holds up evictions from it
             (``wire.names.LABEL_EVICTION_HOLD``).
+        domains: The values of the labels of its failure domains, the widest first. A label that is missing is empty.
     """
 
     name: str
     uid: str
     spot: bool
     holds_evictions: bool = True
+    domains: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -333,8 +336,12 @@ def read_taint(entry: Mapping[str, Any]) -> Taint:
         )
 
 
-def read_node(body: Mapping[str, Any]) -> Node:
+def read_node(body: Mapping[str, Any], spread: Sequence[str] = ()) -> Node:
     """Reads a node.
+
+    Args:
+        body: The object as the API server gives it.
+        spread: The labels of failure domains, the widest first.
 
     Raises:
         Unreadable: It is not a node.
@@ -347,6 +354,51 @@ def read_node(body: Mapping[str, Any]) -> Node:
             uid=text(meta["uid"]),
             spot=any(labels.get(label) == "true" for label in _SPOT_LABELS),
             holds_evictions=labels.get(names.LABEL_EVICTION_HOLD) != names.EVICTION_HOLD_OFF,
+            domains=shared(tuple(labels.get(label, "") for label in spread)),
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SnapshotServerPod:
+    """The pod of a snapshot server.
+
+    Attributes:
+        uid: UID of the pod. What it holds ends with it.
+        node: Name of its node. Empty while it has none.
+        host: Its IP address. Empty while it has none.
+        ready: Whether it serves.
+        ending: Whether it is being deleted: what it holds can still be read, and it takes nothing more.
+        installation: The value of its label: whose it is.
+    """
+
+    uid: str
+    node: str
+    host: str
+    ready: bool
+    ending: bool
+    installation: str
+
+    @property
+    def serves(self) -> bool:
+        """Whether it can be asked."""
+        return bool(self.ready and self.node and self.host)
+
+
+def read_snapshot_server(body: Mapping[str, Any]) -> SnapshotServerPod:
+    """Reads the pod of a snapshot server.
+
+    Raises:
+        Unreadable: It is not a pod.
+    """
+    with reading("a snapshot server"):
+        meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
+        return SnapshotServerPod(
+            uid=text(meta["uid"]),
+            node=shared(object_name(spec.get("nodeName") or "")),
+            host=str(ipaddress.ip_address(text(status["podIP"]))) if status.get("podIP") else "",
+            ready="Ready" in true_conditions(status),
+            ending=meta.get("deletionTimestamp") is not None,
+            installation=shared(read_labels(meta).get(names.LABEL_SNAPSHOT_SERVER, "")),
         )
 
 
@@ -566,6 +618,8 @@ MUTATING_WEBHOOKS = Kind("/apis/admissionregistration.k8s.io/v1", "mutatingwebho
 VALIDATING_WEBHOOKS = Kind("/apis/admissionregistration.k8s.io/v1", "validatingwebhookconfigurations", namespaced=False)
 NODES = Kind("/api/v1", "nodes", namespaced=False)
 PODS = Kind("/api/v1", "pods")
+#: The pods of snapshot servers, in the operator's own namespace. Watched only if there are any.
+SNAPSHOT_SERVERS = Kind("/api/v1", "pods", subset="snapshot-servers")
 JOBS = Kind("/apis/batch/v1", "jobs")
 CRDS = Kind("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions", namespaced=False)
 POD_DISRUPTION_BUDGETS = Kind("/apis/policy/v1", "poddisruptionbudgets")

@@ -20,7 +20,7 @@ from typing import Any
 from gracepoint.wire import names
 from gracepoint.wire.messages import Forecast, TroubleKind
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.decisions import policy_conditions, preemption_status, waiting
+from gracepoint_operator.decisions import policy_conditions, preemption_status, snapshot_placement, waiting
 from gracepoint_operator.decisions.policy_conditions import GangConnection, PodRights
 from gracepoint_operator.goodput import accounts
 from gracepoint_operator.goodput.accounts import stages
@@ -44,6 +44,7 @@ from gracepoint_operator.resources import (
     PolicyWorkloads,
     WorkloadForecast,
     WorkloadGoodput,
+    WorkloadSnapshots,
     WorkloadWaits,
 )
 from gracepoint_operator.workloads import Workload
@@ -52,6 +53,8 @@ logger = logging.getLogger(__name__)
 
 #: How far a duration, or a share of an account, has to move until the figure that is written misleads.
 _PART, _LEAST_S, _SHARE = 0.25, 1.0, 0.01
+#: The newest safe step is written again after so many seconds if nothing else changes. The metrics have it at once.
+_SNAPSHOTS_S = 1800.0
 
 
 def is_news(policy: CheckpointPolicy, after: CheckpointPolicyStatus, now: float) -> bool:
@@ -75,6 +78,9 @@ def is_news(policy: CheckpointPolicy, after: CheckpointPolicyStatus, now: float)
 def moved_far(before: CheckpointPolicyStatus, after: CheckpointPolicyStatus, now: float) -> bool:
     """Returns whether figures are so far from those that are written that these mislead."""
     if any(is_notable(before, forecast) for forecast in after.forecasts or ()):
+        return True
+    written_at = {item.uid: item.time.timestamp() for item in before.snapshots or ()}
+    if any(item.time.timestamp() - written_at.get(item.uid, 0.0) > _SNAPSHOTS_S for item in after.snapshots or ()):
         return True
     for entry, written in _pairs(before, after):
         new_spent, written_spent = (
@@ -115,6 +121,7 @@ def _facts(status: CheckpointPolicyStatus) -> object:
     return (
         (status.observed_generation, status.workloads, status.last_save, status.replicas, conditions),
         status.waits,
+        {item.uid: (item.reason, item.copies) for item in status.snapshots or ()},
         {item.uid for item in status.forecasts or ()},
         {entry.uid: (entry.suggestion is None, *stages(accounts.read(entry))) for entry in status.goodput or ()},
     )
@@ -184,6 +191,7 @@ class PolicyWriter:
         self._stalls: dict[Key, dict[str, str]] = {}  # policy -> workload's name -> what is known of its stall
         self._troubles: dict[tuple[Key, TroubleKind], dict[str, str]] = {}  # likewise, of each kind
         self._waits: dict[Key, tuple[WorkloadWaits, ...]] = {}
+        self._snapshots: dict[str, WorkloadSnapshots] = {}  # workload's UID -> newest that came to this replica
         self.goodput = GoodputRecorder(cache, self._changed, metrics, clock)
         self._write_queue = WriteQueue("policy", self._write, metrics, interval_s)
 
@@ -291,6 +299,14 @@ class PolicyWriter:
         self._waits[policy] = tuple(sorted(entries, key=lambda entry: entry.name)[:_WAITS])
         self.touch(*policy)
 
+    def snapshots(self, workload: Workload, entry: WorkloadSnapshots) -> None:
+        """Takes what is known of a gang's snapshots."""
+        before = self._snapshots.get(workload.uid)
+        self._snapshots[workload.uid] = entry
+        if entry != before:
+            is_news = before is None or (before.reason, before.copies) != (entry.reason, entry.copies)
+            self._changed(workload.namespace, workload.policy, is_news)
+
     async def write_own_entry(self, policy: Key, entry: PolicyReplica) -> None:
         """Writes this replica's entry into a policy's status now, and nothing else.
 
@@ -313,6 +329,7 @@ class PolicyWriter:
     def forget(self, workload_uid: str) -> None:
         """The workload is gone."""
         self._forecasts.pop(workload_uid, None)
+        self._snapshots.pop(workload_uid, None)
         self.goodput.forget(workload_uid)
 
     async def close(self, timeout_s: float) -> None:
@@ -462,6 +479,12 @@ class PolicyWriter:
         waits = [entry for entry in self._waits.get(key, policy.status.waits or ()) if entry.uid in uids]
         if key in self._waits or any(item.type == CONDITION_STARTED for item in before):
             conditions.append(waiting.start_condition(policy, waits, now))
+        with_memory = uids if policy.spec.checkpoint.memory is not None else set[str]()
+        snapshots = snapshot_placement.newest_snapshots(
+            self._snapshots.values(), policy.status.snapshots or (), with_memory
+        )
+        if snapshots or any(item.type == snapshot_placement.CONDITION_SNAPSHOTS_SAFE for item in before):
+            conditions.append(snapshot_placement.snapshots_condition(policy, snapshots, now))
         # While a workload restarts it has no pods. Then the condition stays.
         if worst is not None or not forecasts:
             conditions.append(policy_conditions.fit(policy, worst, now))
@@ -473,6 +496,7 @@ class PolicyWriter:
             goodput=self.goodput.entries(policy, workloads, forecasts),
             last_save=policy_conditions.last_save(preemptions, policy.status.last_save),
             waits=waits if waits or policy.status.waits is not None else None,
+            snapshots=snapshots if snapshots or policy.status.snapshots is not None else None,
             replicas=None if policy.status.replicas is None else self._living(policy.status.replicas),
         )
 

@@ -1,7 +1,7 @@
 """Records what goes wrong while training continues, in conditions, Events and metrics.
 
-``TroubleRecorder`` has saves and deletions that fail, ``StallRecorder`` gangs that make no progress, and
-``MissingPolicies`` workloads whose policy does not exist.
+``TroubleRecorder`` has saves and deletions that fail, ``SnapshotRecorder`` snapshots that are not safe,
+``StallRecorder`` gangs that make no progress, and ``MissingPolicies`` workloads whose policy does not exist.
 
 ``take``, ``resumed``, ``follow`` and ``forget`` are called on the controller's event loop and do not wait. The Events
 are posted by tasks of a write queue, which ``close`` ends. Each replica knows what pods reported to it, and the one
@@ -11,14 +11,15 @@ says so (``follow``). A gang that still has trouble reports it again with each f
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping
 
-from gracepoint.wire.messages import Stall, Trouble, TroubleKind
+from gracepoint.wire.messages import SnapshotReport, Stall, Trouble, TroubleKind
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.decisions import policy_conditions, preemption_status
+from gracepoint_operator.decisions import policy_conditions, preemption_status, snapshot_placement
 from gracepoint_operator.decisions.preemption_status import Note
 from gracepoint_operator.kube.objects import Pod
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
@@ -26,7 +27,7 @@ from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.recording.event_recorder import EventRecorder
 from gracepoint_operator.recording.policy_writer import PolicyWriter
-from gracepoint_operator.resources import CheckpointPolicy
+from gracepoint_operator.resources import CheckpointPolicy, WorkloadSnapshots
 from gracepoint_operator.workloads import Workload
 
 logger = logging.getLogger(__name__)
@@ -157,6 +158,119 @@ class TroubleRecorder:
             await self._events.post_on(
                 current.workload, policy_conditions.trouble_note(current.trouble), f"{current.since:.0f}"
             )
+
+
+@dataclasses.dataclass
+class _KnownSnapshots:
+    workload: Workload
+    report: SnapshotReport
+    at: float  # when the report came
+    skipped: int  # of which the metric has counted
+    entry: WorkloadSnapshots | None = None
+
+
+class SnapshotRecorder:
+    """Records what of gangs is safe in snapshot servers: in the policy's status, in Events, and in metrics.
+
+    What process 0 reports counts, for as long as it is connected to this replica. ``look`` is called now and then, as a
+    snapshot gets old by the time alone.
+
+    Args:
+        context: What all recorders share.
+    """
+
+    def __init__(self, context: RecorderContext) -> None:
+        self._cache = context.cache
+        self._policy_writer = context.policy_writer
+        self._metrics = context.metrics
+        self._clock = context.clock
+        self._events = context.events
+        self._reported: dict[str, _KnownSnapshots] = {}  # by UID of the workload
+        self._lacking: dict[str, str] = {}  # by UID of the workload
+        self._unposted: dict[str, WorkloadSnapshots] = {}  # by UID of the workload
+        self._write_queue = WriteQueue("snapshots", self._write, context.metrics, context.interval_s)
+
+    def take(self, pod: Pod, report: SnapshotReport) -> None:
+        """Takes the report of a process.
+
+        Raises:
+            pydantic.ValidationError: A figure is impossible.
+        """
+        workload = self._cache.objects.workloads.get(pod.workload_uid)
+        if workload is None or report.process_index != 0:
+            return
+        before = self._reported.get(workload.uid)
+        is_same = before is not None and before.report.session == report.session
+        counted = before.skipped if before is not None and is_same else 0
+        self._metrics.snapshots_skipped.inc(max(0, report.skipped - counted))
+        now = self._clock()
+        current = _KnownSnapshots(workload, report, now, max(counted, report.skipped))
+        if before is not None and is_same and report.age_s is None and before.report.age_s is None:
+            current.at = before.at  # as long as there is none, it counts from the first report
+        if before is not None:
+            current.entry = before.entry
+        self._look_at(current)
+        self._reported[workload.uid] = current
+
+    def lacks(self, workload_uid: str, text: str) -> None:
+        """Takes why the processes of a gang cannot have as many servers as its policy says. Empty: they can."""
+        self._lacking[workload_uid] = text
+
+    def look(self, is_connected: Callable[[str, str], bool]) -> None:
+        """Looks whether snapshots have become too old.
+
+        Args:
+            is_connected: Returns whether a session of a pod, by UID, is connected to this replica.
+        """
+        for uid, current in list(self._reported.items()):
+            if is_connected(current.report.pod_uid, current.report.session):
+                self._look_at(current)
+            else:
+                self.forget(uid)  # the other replica is told from now on
+        counts = collections.Counter(
+            current.entry.reason for current in self._reported.values() if current.entry is not None
+        )
+        for reason in snapshot_placement.REASONS if self._reported or self._lacking else ():
+            self._metrics.snapshots_unsafe.labels(reason).set(counts[reason])
+
+    def forget(self, uid: str) -> None:
+        """A workload is gone, or its process 0."""
+        self._lacking.pop(uid, None)
+        self._unposted.pop(uid, None)
+        current = self._reported.pop(uid, None)
+        if current is not None:
+            self._metrics.show_snapshot_age(current.workload.namespace, current.workload.name, None)
+
+    async def close(self, timeout_s: float) -> None:
+        await self._write_queue.close(timeout_s)
+
+    def _look_at(self, current: _KnownSnapshots) -> None:
+        workload, before = current.workload, current.entry
+        policy = self._cache.policy_of(workload)
+        memory = None if policy is None else policy.spec.checkpoint.memory
+        if memory is None:
+            return
+        lacking = self._lacking.get(workload.uid, "")
+        entry = snapshot_placement.snapshots_of(
+            workload, current.report, current.at, memory.copies, lacking, self._clock()
+        )
+        current.entry = entry
+        if entry.passed is not None:
+            passed_at = entry.passed.timestamp()
+            self._metrics.show_snapshot_age(
+                workload.namespace, workload.name, lambda: max(0.0, self._clock() - passed_at)
+            )
+        self._policy_writer.snapshots(workload, entry)
+        is_first_safe = before is None and entry.reason is None
+        if not is_first_safe and (before is None or before.reason != entry.reason):
+            self._unposted[workload.uid] = entry
+            self._write_queue.touch((workload.namespace, workload.uid))
+
+    async def _write(self, key: Key) -> None:
+        entry, current = self._unposted.pop(key[1], None), self._reported.get(key[1])
+        if entry is not None and current is not None:
+            note = snapshot_placement.snapshots_note(entry)
+            await self._events.post_on(current.workload, note, f"{entry.time.timestamp():.0f}")
 
 
 #: At most this number of stalls of one gang is shown, because storage that hangs can stop the trainers of all pods. At

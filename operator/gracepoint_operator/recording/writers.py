@@ -15,7 +15,7 @@ from gracepoint_operator.recording.kueue_writer import KueueWriter
 from gracepoint_operator.recording.pod_writer import PodProtector, SidecarEnder
 from gracepoint_operator.recording.policy_writer import PolicyWriter
 from gracepoint_operator.recording.preemption_writer import AcknowledgementLog, PreemptionWriter, RequestWriter
-from gracepoint_operator.recording.trouble_recorder import StallRecorder, TroubleRecorder
+from gracepoint_operator.recording.trouble_recorder import SnapshotRecorder, StallRecorder, TroubleRecorder
 from gracepoint_operator.recording.wait_recorder import WaitRecorder
 from gracepoint_operator.resources import CheckpointPolicy
 
@@ -37,6 +37,7 @@ class Writers:
         first_seen: When marks were first seen.
         kueue: Other nodes for workloads that Kueue pins to those that go away.
         ended_pods: The Events about pods that were ended without notice.
+        snapshots: What of gangs is safe in snapshot servers.
     """
 
     acknowledgements: AcknowledgementLog
@@ -51,6 +52,7 @@ class Writers:
     first_seen: FirstSeenWriter
     kueue: KueueWriter
     ended_pods: EndedPods
+    snapshots: SnapshotRecorder
 
     def follow(self, policy: CheckpointPolicy) -> None:
         """Takes from a policy's status what the other replica knows."""
@@ -68,6 +70,7 @@ class Writers:
         self.policies.forget(uid)  # a workload
         self.stalls.forget(uid)
         self.troubles.forget(uid)
+        self.snapshots.forget(uid)
         self.waits.forget(uid)
         self.pods.forget(uid)
         self.kueue.forget(uid)
@@ -91,5 +94,6 @@ class Writers:
             self.first_seen,
             self.kueue,
             self.ended_pods,
+            self.snapshots,
         )
         await asyncio.gather(*(writer.close(timeout_s) for writer in writers))

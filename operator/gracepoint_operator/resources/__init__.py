@@ -35,6 +35,7 @@ from gracepoint_operator.resources.policy_status import (
     WorkloadConnections,
     WorkloadForecast,
     WorkloadGoodput,
+    WorkloadSnapshots,
     WorkloadWaits,
 )
 from gracepoint_operator.resources.preemption import (
@@ -97,6 +98,7 @@ __all__ = [
     "WorkloadForecast",
     "WorkloadGoodput",
     "WorkloadReference",
+    "WorkloadSnapshots",
     "WorkloadWaits",
     "default_of",
     "made_from",

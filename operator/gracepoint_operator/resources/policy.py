@@ -23,6 +23,7 @@ from gracepoint.wire.names import (
     DEFAULT_HEAD_START_S,
     DEFAULT_NOT_JOINED_EXIT_CODE,
     DEFAULT_SAVED_EXIT_CODE,
+    DEFAULT_SNAPSHOT_COPIES,
     DEFAULT_STALL_AFTER_S,
     DEFAULT_TOLERATE_FAILURES_S,
     DEFAULT_UNSAVED_EXIT_CODE,
@@ -45,6 +46,7 @@ _ALGORITHM_PLACE_MESSAGE = "serverSideEncryption.algorithm is only for a directo
 _KEY_PLACE_MESSAGE = (
     "serverSideEncryption.keyId is only for an s3:// URI with an aws:kms algorithm, and for a gs:// URI"
 )
+_MEMORY_MESSAGE = "one of memory.everySteps and memory.everySeconds must be above 0, and the other one 0"
 _BUCKET_KEY_MESSAGE = "bucketKey is only for the algorithms aws:kms and aws:kms:dsse"
 
 
@@ -122,6 +124,29 @@ class ObjectStore(Model):
         return value
 
 
+class MemoryPolicy(Model):
+    """Snapshots in the memory of nodes, beside the saves in the directory: an end without notice loses no more than one
+    interval. They need the chart's snapshots.enabled."""
+
+    every_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
+    """Number of training steps between two snapshots. 0: everySeconds counts."""
+    every_seconds: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    """Seconds between two snapshots. 0: everySteps counts."""
+    copies: Annotated[int, Field(ge=1, le=2)] = DEFAULT_SNAPSHOT_COPIES
+    """In how many nodes' memory each part of a snapshot is. 2: in that of its own node and of another one, so that the
+    end of a node loses none. 1: an end of processes or pods loses none, the end of a node loses all."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(cel("(self.everySteps > 0) != (self.everySeconds > 0)", _MEMORY_MESSAGE))
+    )
+
+    @model_validator(mode="after")
+    def _has_one_interval(self) -> MemoryPolicy:
+        if (self.every_steps > 0) == (self.every_seconds > 0):
+            raise ValueError(f"{_MEMORY_MESSAGE}; found {self.every_steps} and {self.every_seconds}")
+        return self
+
+
 class Checkpoint(Model):
     """Where checkpoints go and when they are made."""
 
@@ -162,6 +187,8 @@ class Checkpoint(Model):
     """Who writes saves: threads of the training process (Thread), a second process in the training container, which
     finishes a save if the training process is killed (Worker), or a process in a sidecar, which finishes it even if the
     whole training container is killed (Keeper)."""
+    memory: MemoryPolicy | None = None
+    """Snapshots in the memory of nodes. Absent: there are none."""
 
     @field_validator("directory")
     @classmethod

@@ -252,6 +252,31 @@ class WorkloadWaits(OfWorkload):
     """What it waits for, in the order in which starts come past it."""
 
 
+class WorkloadSnapshots(OfWorkload):
+    """What of one JobSet is safe in the memory of nodes, from its newest report."""
+
+    name: ObjectName
+    """Name of the JobSet."""
+    uid: Uid
+    """UID of the JobSet."""
+    safe_step: Count | None = None
+    """The newest step of which all parts are in snapshot servers. Absent: there is none."""
+    copies: Count = 0
+    """In how many servers each part of it is."""
+    passed: Time | None = None
+    """When the training had passed that step: its age counts from there. Absent: there is none."""
+    every_seconds: Seconds | None = None
+    """Seconds between two snapshots. Absent: not known."""
+    skipped: Count = 0
+    """How many snapshots were due and not begun, since the JobSet's last start."""
+    reason: Annotated[str, Field(min_length=1, max_length=32)] | None = None
+    """Why the snapshots are not safe, in one word: Late, FewerCopies or NoServers. Absent: they are."""
+    message: Text | None = None
+    """The same as a sentence. Absent: they are safe."""
+    time: Time
+    """When this was known."""
+
+
 class WorkloadConnections(Model):
     """How many pods of one JobSet are connected to one replica."""
 
@@ -291,14 +316,17 @@ class CheckpointPolicyStatus(Model):
     Connected: every running pod of the JobSets is connected to the operator; False if a pod has not been connected for
     three minutes. Progressing: False while the processes of a JobSet make no progress; its message names the process
     that holds up the others. Absent: no JobSet has stalled. Started: False while a JobSet waits for infrastructure
-    before all its processes run; its message says for what. Absent: none has waited for long. Stalled: True while the
-    policy cannot be read."""
+    before all its processes run; its message says for what. Absent: none has waited for long. SnapshotsSafe: the
+    JobSets have snapshots in the memory of nodes, in as many copies as the policy says and not too old. Absent: none
+    has reported any. Stalled: True while the policy cannot be read."""
     forecasts: Annotated[list[WorkloadForecast], Field(max_length=50, json_schema_extra=list_map("uid"))] | None = None
     """The newest predictions, at most 50. FitsGrace is computed from them."""
     goodput: Annotated[list[WorkloadGoodput], Field(max_length=50, json_schema_extra=list_map("uid"))] | None = None
     """Where the time of each JobSet went; at most 50 JobSets. Those that have finished make room for others."""
     waits: Annotated[list[WorkloadWaits], Field(max_length=50, json_schema_extra=list_map("uid"))] | None = None
     """What JobSets wait for before all their processes run; at most 50 JobSets. Started is computed from these."""
+    snapshots: Annotated[list[WorkloadSnapshots], Field(max_length=50, json_schema_extra=list_map("uid"))] | None = None
+    """What of JobSets is safe in the memory of nodes; at most 50 JobSets. SnapshotsSafe is computed from these."""
     last_save: LastSave | None = None
     """The newest emergency save. Absent: none was committed yet."""
     replicas: Annotated[list[PolicyReplica], Field(max_length=16, json_schema_extra=list_map("name"))] | None = None

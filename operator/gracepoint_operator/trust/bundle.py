@@ -1,4 +1,4 @@
-"""Certificates and keys, the authorities that pods and the API server trust, and when both are renewed. Pure.
+"""Certificates and keys, the authorities that pods and the API server trust, and when all are renewed. Pure.
 
 Only this module uses the ``cryptography`` package. All replicas keep the bundle of trusted authorities in one
 ConfigMap. An authority is trusted from the moment at which any replica first finds it. It stays for a while after no
@@ -14,7 +14,8 @@ import datetime
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cryptography import x509
@@ -23,7 +24,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from gracepoint.wire.capability import check_key
 from gracepoint.wire.frames import trust_digest
+from gracepoint.wire.messages import WireError
 
 #: Certificates are valid from this many seconds before they are made, because clocks differ.
 SKEW_S = 300.0
@@ -463,3 +466,112 @@ def renewed(
 def _issued(authority: Authority, host_names: Sequence[str], now: float) -> Pair:
     assert authority.key is not None
     return issue(Pair(authority.certificate.pem, authority.key), host_names, now, LEAF_LIFE_S)
+
+
+def renewed_leaf(state: OwnCertificates, leaf: Pair | None, host_names: Sequence[str], now: float) -> Pair:
+    """Returns the certificate of another server of the installation. It is ``leaf`` if nothing is due.
+
+    It is signed by the authority that signed the operator's own one, which everybody trusts.
+
+    Args:
+        state: What the operator's Secret holds.
+        leaf: The certificate of that server. None: there is none yet, or it cannot be read.
+        host_names: The names that it is for.
+        now: Seconds since the epoch.
+    """
+    assert state.leaf is not None
+    with_keys = [item for item in state.authorities if item.key is not None]
+    signers = issuers(state.leaf.chain, (item.certificate for item in with_keys))
+    signer = next((item for item in with_keys if item.certificate in signers), with_keys[-1])
+    if (
+        leaf is not None
+        and leaf.certificate.ends_at - now >= LEAF_LEFT_S
+        and issuers(leaf.chain, [signer.certificate])
+        and _host_names(leaf.chain) == list(host_names)
+    ):
+        return leaf
+    return _issued(signer, host_names, now)
+
+
+def _host_names(chain: str) -> list[str]:
+    try:
+        names = _parsed(chain)[0].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return names.get_values_for_type(x509.DNSName)
+
+
+#: A key of capabilities is followed by a new one after this time.
+KEY_LIFE_S = 30 * _DAY_S
+#: For so long a new key is known to the servers before capabilities are made with it. A kubelet brings it in a minute.
+KEY_KNOWN_S = 600.0
+#: For how long a capability is valid.
+CAPABILITY_S = 12 * 3600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class CapabilityKey:
+    """A key of capabilities.
+
+    Attributes:
+        id: Its name, which begins with the time at which it was made.
+        key: The key.
+    """
+
+    id: str
+    key: bytes = dataclasses.field(repr=False)
+
+    @property
+    def made_at(self) -> float:
+        """When it was made, in seconds since the epoch. 0 if its name does not say."""
+        number = self.id.partition("-")[0]
+        return float(number) if number.isdecimal() else 0.0
+
+
+def read_capability_keys(text: str) -> tuple[CapabilityKey, ...]:
+    """Returns the keys of a text with a line ``ID BASE64`` for each, newest first. Errors do not quote it.
+
+    Raises:
+        NotPem: The text cannot be read.
+    """
+    keys = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        key_id, _, coded = line.partition(" ")
+        try:
+            keys.append(CapabilityKey(key_id, base64.b64decode(coded, validate=True)))
+            check_key(key_id, keys[-1].key)
+        except (binascii.Error, WireError) as error:
+            raise NotPem(
+                "keys: expected lines ID BASE64, each with a key of 32 bytes or more, found another one: remove the "
+                "entry from the Secret, and it is made again"
+            ) from error
+    return tuple(keys)
+
+
+def capability_keys_text(keys: Iterable[CapabilityKey]) -> str:
+    """Returns what ``read_capability_keys`` reads."""
+    return "".join(f"{key.id} {base64.b64encode(key.key).decode()}\n" for key in keys)
+
+
+def renewed_capability_keys(
+    keys: Sequence[CapabilityKey], now: float, random: Callable[[int], bytes] = secrets.token_bytes
+) -> tuple[CapabilityKey, ...]:
+    """Returns the keys from now on, newest first. They equal ``keys`` if nothing is due.
+
+    A key is followed by a new one. The one before stays until no capability is valid any more that was made with it.
+
+    Args:
+        keys: The keys until now.
+        now: Seconds since the epoch.
+        random: Returns random bytes.
+    """
+    if not keys or now - keys[0].made_at >= KEY_LIFE_S:
+        return (CapabilityKey(f"{now:.0f}-{random(4).hex()}", random(32)), *keys[:1])
+    if len(keys) > 1 and now - keys[0].made_at >= KEY_KNOWN_S + CAPABILITY_S:
+        return (keys[0],)
+    return tuple(keys)
+
+
+def signing_key(keys: Sequence[CapabilityKey], now: float) -> CapabilityKey | None:
+    """Returns the newest key that all servers know, or the only one. None: there is none yet."""
+    return next((key for key in keys if now - key.made_at >= KEY_KNOWN_S), keys[-1] if keys else None)

@@ -29,6 +29,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
+from gracepoint.wire.capability import Capability, write_capability
 from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import KubeClient, RetryPauses
 from gracepoint_operator.logs import about
@@ -36,14 +37,20 @@ from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.trust.bundle import (
     OVERLAP_S,
     Bundle,
+    CapabilityKey,
     Certificate,
     NotPem,
     OwnCertificates,
     Pair,
     adopted,
+    capability_keys_text,
     issuers,
+    read_capability_keys,
     read_certificates,
     renewed,
+    renewed_capability_keys,
+    renewed_leaf,
+    signing_key,
 )
 
 logger = logging.getLogger(__name__)
@@ -261,6 +268,7 @@ LOOK_S = 5.0
 _FIRST_AGAIN_S = 2.0
 #: The steps, as the metric names them.
 _SECRET, _CONFIG_MAP, _MUTATING, _VALIDATING = "secret", "config_map", "mutating_webhooks", "validating_webhooks"
+_SNAPSHOTS = "snapshots"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,6 +282,9 @@ class TrustPlaces:
         mutating: The name of the MutatingWebhookConfiguration. Empty: others set its ``caBundle``.
         validating: The same of the ValidatingWebhookConfiguration.
         host: The name that the certificate is for.
+        snapshots: The Secret of the snapshot servers. Empty: there are none.
+        snapshots_host: The name that their certificate is for.
+        snapshots_certificate: Whether the operator makes their certificate. It needs ``secret`` for that.
     """
 
     namespace: str = ""
@@ -282,10 +293,32 @@ class TrustPlaces:
     mutating: str = ""
     validating: str = ""
     host: str = "localhost"
+    snapshots: str = ""
+    snapshots_host: str = ""
+    snapshots_certificate: bool = False
+
+
+class CapabilityKeys:
+    """The keys by which snapshot servers know that a capability is the operator's. On the controller's loop.
+
+    Attributes:
+        keys: The keys that the servers' Secret holds, newest first. Empty: it was not read yet.
+    """
+
+    def __init__(self) -> None:
+        self.keys: tuple[CapabilityKey, ...] = ()
+
+    def write(self, capability: Capability, now: float) -> str | None:
+        """Returns the text of a capability. None: there is no key yet."""
+        key = signing_key(self.keys, now)
+        return None if key is None else write_capability(capability, key.id, key.key)
 
 
 class TrustKeeper:
     """Keeps certificate and trust up to date in the API: the operator's Secret, its ConfigMap and its webhooks.
+
+    Where there are snapshot servers, it also keeps their Secret: the keys of capabilities and, unless others make it,
+    their certificate.
 
     One task on the controller's event loop. It runs once a minute, and at once when something changed here. Every five
     seconds it looks whether somebody else has changed the webhooks: without their authorities, the API server refuses
@@ -304,6 +337,7 @@ class TrustKeeper:
         metrics: Counts failures.
         clock: Seconds since the epoch.
         look_s: Pause in seconds between two looks at the webhooks.
+        capability_keys: Gets the keys of capabilities.
     """
 
     def __init__(
@@ -314,14 +348,17 @@ class TrustKeeper:
         metrics: Metrics,
         clock: Callable[[], float] = time.time,
         look_s: float = LOOK_S,
+        capability_keys: CapabilityKeys | None = None,
     ) -> None:
+        self._capability_keys = CapabilityKeys() if capability_keys is None else capability_keys
+        self._own_state = OwnCertificates()
         self._look_s = look_s
         self._api = api
         self._certificates = certificates
         self._places = places
         self._metrics = metrics
         self._clock = clock
-        for label in (_SECRET, _CONFIG_MAP, _MUTATING, _VALIDATING):
+        for label in (_SECRET, _CONFIG_MAP, _MUTATING, _VALIDATING, *([_SNAPSHOTS] if places.snapshots else [])):
             metrics.trust_failures.labels(what=label)  # from 0 on, so that increase() sees the first failures
         self._webhook_steps = tuple(
             (label, functools.partial(self._webhooks, kind, name), name)
@@ -354,6 +391,7 @@ class TrustKeeper:
         return await self._do(
             (_SECRET, self._own_certificate, places.secret),
             (_CONFIG_MAP, self._bundle, places.config_map),
+            (_SNAPSHOTS, self._snapshots, places.snapshots),
             *self._webhook_steps,
         )
 
@@ -408,7 +446,23 @@ class TrustKeeper:
             await self._api.merge(objects.SECRETS, places.namespace, places.secret, _changed(body, data=state.data()))
             logger.info("certificate made", extra=about(secret=places.secret, authorities=len(state.authorities)))
         assert state.leaf is not None
+        self._own_state = state
         certificates.offer(state.leaf, read_certificates(state.bundle))
+
+    async def _snapshots(self) -> None:
+        places, now = self._places, self._clock()
+        body = await self._api.get(objects.SECRETS, places.namespace, places.snapshots)
+        stored_text = _decoded(body.get("data") or {})
+        keys = renewed_capability_keys(read_capability_keys(stored_text.get("keys", "")), now)
+        text = {"keys": capability_keys_text(keys)}
+        if places.snapshots_certificate and self._own_state.leaf is not None:
+            leaf = renewed_leaf(self._own_state, _pair_of(stored_text), [places.snapshots_host], now)
+            text |= {"tls.crt": leaf.chain, "tls.key": leaf.key}
+        if not text.items() <= stored_text.items():
+            data = {name: base64.b64encode(value.encode()).decode() for name, value in text.items()}
+            await self._api.merge(objects.SECRETS, places.namespace, places.snapshots, _changed(body, data=data))
+            logger.info("keys or certificate of the snapshot servers made", extra=about(secret=places.snapshots))
+        self._capability_keys.keys = keys
 
     async def _bundle(self) -> None:
         places = self._places
@@ -438,6 +492,25 @@ class TrustKeeper:
         if webhooks != body.get("webhooks"):
             await self._api.merge(kind, None, name, _changed(body, webhooks=webhooks))
             logger.info("caBundle of the webhooks updated", extra=about(configuration=name))
+
+
+def _decoded(data: client.JsonObject) -> dict[str, str]:
+    """The data of a Secret as texts. What is no text is as if it were not there."""
+    decoded = {}
+    for name, value in data.items():
+        with contextlib.suppress(ValueError):
+            decoded[name] = base64.b64decode(value, validate=True).decode()
+    return decoded
+
+
+def _pair_of(text: dict[str, str]) -> Pair | None:
+    """The certificate and key of a Secret. None: there are none, or they do not fit."""
+    pair = Pair(text.get("tls.crt", ""), text.get("tls.key", ""))
+    try:
+        load_pair(new_context(), pair)
+        return pair if pair.certificate else None
+    except (NotPem, ssl.SSLError):
+        return None
 
 
 def _changed(body: client.JsonObject, **parts: object) -> client.JsonObject:

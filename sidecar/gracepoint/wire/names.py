@@ -24,6 +24,9 @@ ROLE_HELPER = "helper"
 LABEL_EVICTION_HOLD = "gracepoint.dev/eviction-hold"
 EVICTION_HOLD_OFF = "off"
 
+#: Label on the pods of snapshot servers. Its value distinguishes installations: the name of the DaemonSet.
+LABEL_SNAPSHOT_SERVER = "gracepoint.dev/snapshot-server"
+
 #: Label on a JobSet or Job. With the value ``off``, it gets no default policy.
 LABEL_DEFAULT = "gracepoint.dev/default-policy"
 
@@ -48,6 +51,9 @@ DEFAULT_HEAD_START_S = 60.0
 
 #: Seconds for which periodic saves may fail, if the policy names none.
 DEFAULT_TOLERATE_FAILURES_S = 900.0
+
+#: In how many servers each part of a snapshot is, if the policy says no other number.
+DEFAULT_SNAPSHOT_COPIES = 2
 
 #: Seconds without progress after which a process is reported as stalled, if the policy names none.
 DEFAULT_STALL_AFTER_S = 900.0

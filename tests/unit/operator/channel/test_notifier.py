@@ -12,7 +12,7 @@ import kubernetes.client
 import pytest
 
 from gracepoint.wire.messages import Phase, StageTiming
-from gracepoint_operator.decisions import policy_conditions, preemption_status, waiting
+from gracepoint_operator.decisions import policy_conditions, preemption_status, snapshot_placement, waiting
 from gracepoint_operator.kube import client
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.metrics import Metrics
@@ -298,6 +298,7 @@ def test_the_page_names_every_reason_of_an_event() -> None:
     assert set(preemption_status.STORY) == reasons - stalls
     listed = set(re.findall(r"^\| `([A-Z]\w+)` \|", PAGE.read_text(), re.M))
     beside = {policy_conditions.REASON_NOT_CONNECTED, policy_conditions.REASON_CONNECTED}
+    beside |= {snapshot_placement.REASON_SAFE, *snapshot_placement.REASONS}
     beside |= {trouble_recorder.REASON_MISSING, trouble_recorder.REASON_FOUND}
     beside |= {waiting.REASON_WAITING, waiting.REASON_WAIT_ENDED, waiting.REASON_POD_DELETED}
     beside |= {event_recorder.REASON_POD_DISRUPTED}

@@ -73,6 +73,34 @@ def node(
     }
 
 
+def snapshot_server(
+    node: str = "node-1",
+    *,
+    number: int = 0,
+    host: str = "127.0.0.1",
+    ready: bool = True,
+    deleted_at: float | None = None,
+    installation: str = "gp-snapshots",
+    namespace: str = "default",
+) -> Body:
+    """The pod of a snapshot server. ``number``: how often its DaemonSet has made it on this node."""
+    return {
+        "metadata": {
+            "name": f"gp-snapshots-{node}-{number}",
+            "namespace": namespace,
+            "uid": f"uid-server-{node}-{number}",
+            "labels": {names.LABEL_SNAPSHOT_SERVER: installation},
+            **_deleted(deleted_at),
+        },
+        "spec": {"nodeName": node},
+        "status": {
+            "phase": "Running",
+            "podIP": host,
+            "conditions": [condition("Ready", "True" if ready else "False")],
+        },
+    }
+
+
 def condition(type: str, status: str = "True", *, reason: str = "", message: str = "", at: float = NOW) -> Body:
     return {"type": type, "status": status, "reason": reason, "message": message, "lastTransitionTime": stamp(at)}
 

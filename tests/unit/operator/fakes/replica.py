@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import types
 from collections.abc import AsyncIterator, Callable
@@ -16,6 +17,7 @@ from gracepoint_operator.decisions.policy_conditions import PodRights
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.client import JsonObject
 from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.recording.snapshot_holdings import SnapshotSettings
 from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
@@ -87,6 +89,7 @@ class Replica:
         protects_pods: bool = True,
         deletes_pods: bool = True,
         write_interval_s: float = 0.02,
+        snapshots: SnapshotSettings | None = None,
     ) -> None:
         self.api = api
         self.clock = clock
@@ -97,6 +100,7 @@ class Replica:
             first_seen_place=first_seen_place,
             rights=PodRights(protects_pods, deletes_pods),
             tick_s=0.05,
+            snapshots=snapshots,
         )
         self.core = Controller(api, self.metrics, clock, settings)
 
@@ -111,9 +115,12 @@ class Replica:
     def taint(self, name: str = "node-1", key: str = objects.GKE_TAINT, effect: str = "NoSchedule") -> None:
         self.see(kinds.NODES, objects.node(name, taints=[objects.taint(key, effect)]))
 
-    def subscribe(self, index: int = 0, session: str = "s-0", attempt: int = 0) -> Subscriber:
+    def subscribe(
+        self, index: int = 0, session: str = "s-0", attempt: int = 0, *, takes_snapshots: bool = False
+    ) -> Subscriber:
         """A process that connects, as the channel admits it."""
-        subscriber = self.core.subscribers.add(subscription(index, session, attempt))
+        hello = dataclasses.replace(subscription(index, session, attempt), takes_snapshots=takes_snapshots)
+        subscriber = self.core.subscribers.add(hello)
         self.core.notifier.catch_up(subscriber)
         return subscriber
 
