@@ -235,7 +235,8 @@ def _facts(spec: Json, status: Json) -> Iterable[str]:
     if (spare := status.get("secondsToSpare")) is not None:
         yield f"{spare:.1f} s to spare" if spare >= 0 else f"{-spare:.1f} s after the deadline"
     if status.get("restoredStep") is not None:
-        yield f"continued from step {status['restoredStep']}"
+        where = " from the memory of nodes" if status.get("restoredFromMemory") else ""
+        yield f"continued from step {status['restoredStep']}{where}"
 
 
 def _pod_lanes(pods: Iterable[Json], observed_at: datetime.datetime) -> tuple[list[str], list[Span]]:

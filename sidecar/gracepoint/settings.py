@@ -24,6 +24,7 @@ from gracepoint.wire.names import (
     DEFAULT_HEAD_START_S,
     DEFAULT_NOT_JOINED_EXIT_CODE,
     DEFAULT_SAVED_EXIT_CODE,
+    DEFAULT_SNAPSHOT_COPIES,
     DEFAULT_STALL_AFTER_S,
     DEFAULT_TOLERATE_FAILURES_S,
     DEFAULT_UNSAVED_EXIT_CODE,
@@ -217,6 +218,11 @@ class Settings:
     tolerate_failures_s: float = setting(
         DEFAULT_TOLERATE_FAILURES_S, _number(0), "seconds for which periodic saves may fail; 0: not at all"
     )
+    snapshot_every_steps: int = setting(0, _integer(0), "0: no snapshots by number of steps")
+    snapshot_every_s: float = setting(0.0, _number(0), "0: no snapshots by time; at most one of both is above 0")
+    snapshot_copies: int = setting(
+        DEFAULT_SNAPSHOT_COPIES, _integer(1, 2), "in how many nodes' memory each part of a snapshot is"
+    )
     writer: str | None = setting(
         None, _writer, "who writes saves: thread, worker, or the path of a keeper's socket; not set: thread"
     )
@@ -251,6 +257,18 @@ class Settings:
     compilation_cache_days: int | None = setting(None, _integer(1), "has no effect")
     trace: str | None = setting(None, location, "folder in which each process writes where its time goes")
 
+    def __post_init__(self) -> None:
+        if self.snapshot_every_steps and self.snapshot_every_s:
+            raise SettingsError(
+                f"{Env.SNAPSHOT_EVERY_STEPS} and {Env.SNAPSHOT_EVERY_S}, or the arguments of attach(): expected one of "
+                f"them above 0, found {self.snapshot_every_steps} and {self.snapshot_every_s:g}: leave one out"
+            )
+
+    @property
+    def snapshots(self) -> bool:
+        """Whether snapshots are sent to the memory of nodes."""
+        return self.snapshot_every_steps > 0 or self.snapshot_every_s > 0
+
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self:
         """Reads the settings.
@@ -282,6 +300,8 @@ class Settings:
                 kind = type(value).__qualname__
                 raise SettingsError(f"attach({field}=...): expected a text or a number, found a {kind}")
             overrides[field] = _read(field, f"attach({field}=...)", str(value))
+        if any(overrides.get(field) for field in _SNAPSHOT_INTERVALS):  # it takes the place of the policy's, also of
+            overrides = dict.fromkeys(_SNAPSHOT_INTERVALS, 0) | overrides  # one in the other unit
         return dataclasses.replace(self, **overrides)
 
     @property
@@ -337,6 +357,7 @@ class Settings:
         return f"{Env.PROCESS_COUNT} is {self.process_count} and jax.distributed was not initialised before attach()"
 
 
+_SNAPSHOT_INTERVALS = ("snapshot_every_steps", "snapshot_every_s")
 #: Field -> environment variable.
 VARIABLES = {
     field.name: field.metadata["variable"] or f"{ENV_PREFIX}{field.name.upper()}"

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 import os
 import signal
 import socket
@@ -27,7 +28,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from tests import xla
@@ -87,6 +88,12 @@ class Result:
     code: int
     output: str = dataclasses.field(repr=False)
     ended_at: float  # time.monotonic()
+
+
+def said(result: Result, word: str) -> list[Any]:
+    """What a process has printed after this word, in order."""
+    lines = result.output.splitlines()
+    return [json.loads(line.removeprefix(f"{word} ")) for line in lines if line.startswith(f"{word} ")]
 
 
 class Process:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.elastic_training import GLOBAL_BATCH, PARTS, floats_at, order
-from tests.multiprocess.launcher import Processes, Result
+from tests.multiprocess.launcher import Processes, Result, said
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
 
@@ -22,12 +20,6 @@ STAGES = (4, 2, 3, 4)
 SAVED = 77
 #: More than the job gets to before it is stopped for the last time.
 ENDLESS = 150
-
-
-def said(result: Result, word: str) -> list[Any]:
-    """What a process has printed after this word, in order."""
-    lines = result.output.splitlines()
-    return [json.loads(line.removeprefix(f"{word} ")) for line in lines if line.startswith(f"{word} ")]
 
 
 def warnings(result: Result) -> list[str]:

@@ -113,6 +113,13 @@ def effects(injected: Json, policy: CheckpointPolicy) -> list[str]:
             else "emergency save, as there are no periodic saves."
         )
     )
+    if memory := spec.checkpoint.memory:
+        interval = f"{memory.every_steps} steps" if memory.every_steps else f"{memory.every_seconds} s"
+        survives = "of a node" if memory.copies > 1 else "of pods, but not that of a node"
+        sentences.append(
+            f"Every {interval} the state is sent to the memory of {memory.copies} nodes, if the operator has snapshot "
+            f"servers: an end without notice {survives} loses no more than that."
+        )
     if spec.exit_breaker.saved_exits:
         sentences.append(
             f"After {spec.exit_breaker.saved_exits} such exits within {spec.exit_breaker.within_seconds} s it saves "

@@ -182,7 +182,9 @@ def resumed(preemption: PreemptionRecord, resumption: Resumption, now: float) ->
     # Validated, since a pod may report any number: the API server would refuse the record with a larger one forever.
     restored = PreemptionStatus(restored_step=resumption.restored_step)
     if status.restored_step is None:
-        status = status.model_copy(update={"restored_step": restored.restored_step})
+        from_memory = True if resumption.from_memory else None
+        update = {"restored_step": restored.restored_step, "restored_from_memory": from_memory}
+        status = status.model_copy(update=update)
     return status
 
 
@@ -192,10 +194,10 @@ def proves_commit(preemption: PreemptionRecord, resumption: Resumption) -> bool:
     The checkpoint says for which preemption it was saved. An older library, or processes that did not learn of it
     from the operator, leave that open. Then the step that the gang was saving proves it, if this is the next start.
     It does not if an older snapshot was being committed, or if the gang trained on after a retraction: then steps may
-    be lost.
+    be lost. A step from the memory of nodes says nothing of storage.
     """
     step, saved_for = resumption.restored_step, resumption.saved_for
-    if step is None or not preemption.may_be_committed:
+    if step is None or resumption.from_memory or not preemption.may_be_committed:
         return False
     attempt = preemption.spec.restart_attempt
     if saved_for is not None and saved_for.preemption == preemption.name:
@@ -404,7 +406,10 @@ def note_of_move(preemption: PreemptionRecord) -> Note:
 
 def note_of_resumption(preemption: PreemptionRecord) -> Note:
     """The Event of a gang that has restored a checkpoint."""
-    return Note(REASON_RESUMED, f"{preemption.name}: training continues from step {preemption.status.restored_step}")
+    where = ", which the memory of nodes had" if preemption.status.restored_from_memory else ""
+    return Note(
+        REASON_RESUMED, f"{preemption.name}: training continues from step {preemption.status.restored_step}{where}"
+    )
 
 
 REASON_STALLED = "TrainingStalled"

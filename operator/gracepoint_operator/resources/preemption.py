@@ -245,6 +245,8 @@ class PreemptionStatus(Model):
     known."""
     restored_step: Count | None = None
     """The training step from which the restarted job continued. Absent until it has restored."""
+    restored_from_memory: bool | None = None
+    """True: that step came from a snapshot in the memory of nodes. Absent: it came from the checkpoint's directory."""
     conditions: Conditions | None = None
     """Ended: the preemption is over; the reason says why in one word. Exits=False: the gang is told to save and to
     continue to train. Progressing=False: the gang has stalled within the preemption; the message names the process that

@@ -196,6 +196,9 @@ YIELDING = frozenset(
         Env.STALL_ACTION,
         Env.JOIN_TIMEOUT_S,
         Env.METADATA,
+        Env.SNAPSHOT_EVERY_STEPS,
+        Env.SNAPSHOT_EVERY_S,
+        Env.SNAPSHOT_COPIES,
         Env.WRITER,
         Env.COMPILATION_CACHE,
         Env.COMPILATION_CACHE_BYTES,
@@ -363,9 +366,22 @@ def _settings_of(policy: CheckpointPolicySpec, member: TrainingJob) -> dict[str,
         Env.MARGIN: policy.deadline.margin,
         **{name: value for name, value in later.items() if value},
         **{name: value for name, (value, default) in unless_default.items() if value != default},
+        **_snapshots_of(policy, member),
         **_cache_of(policy, member),
         **_store_of(policy),
     }
+
+
+def _snapshots_of(policy: CheckpointPolicySpec, member: TrainingJob) -> dict[str, object]:
+    """Returns the variables of snapshots. A container that has chosen an interval keeps it, in whichever unit."""
+    memory = policy.checkpoint.memory
+    if memory is None:
+        return {}
+    interval = {Env.SNAPSHOT_EVERY_STEPS: memory.every_steps, Env.SNAPSHOT_EVERY_S: memory.every_seconds}
+    chosen = {variable["name"] for variable in member.container.get("env") or []}
+    if not chosen.isdisjoint(interval):
+        interval = {name: value for name, value in interval.items() if name in chosen}
+    return {**{name: value for name, value in interval.items() if value}, Env.SNAPSHOT_COPIES: memory.copies}
 
 
 def _filled_in(directory: str) -> str:

@@ -27,7 +27,7 @@ from gracepoint.checkpoint.restoring.restore_step import (
     ItemsRequest,
     Reshard,
     Restored,
-    list_memory,
+    find_in_memory,
     restore_base,
     restore_from_memory,
     restore_newest,
@@ -117,8 +117,6 @@ class StepCheckpointer:
         self._restores = 0
         self._committed = CommittedSteps(paths, gang, key=key, attempt=attempt, retention=retention)
         self.save_interval = SaveInterval(schedule, gang=gang, key=f"{key}/cadence", clock=clock)
-        if memory is not None:
-            settings = dataclasses.replace(settings, sends=True)
         self.executor = executor = SaveExecutor(gang, attempt, settings, clock=clock)
         self.memory: MemorySnapshots | None = None
         if memory is not None:
@@ -126,8 +124,8 @@ class StepCheckpointer:
                 memory,
                 gang,
                 attempt=attempt,
-                planner=executor.planner,
-                options=settings.options,
+                item=paths.item,
+                saves=settings,
                 clock=clock,
                 newest_save=lambda: executor.newest,
             )
@@ -210,6 +208,8 @@ class StepCheckpointer:
         total_bytes = self.executor.planner.prepare(
             state, in_background=in_background, save_args=save_args, host_state=host_state
         )
+        if self.memory is not None:
+            self.memory.prepare(state, host_state=host_state, held_bytes=self.executor.planner.held_bytes)
         if not self.access.is_put_off:
             self.executor.warm(self._paths)
         return total_bytes
@@ -408,9 +408,7 @@ class StepCheckpointer:
         }
         in_memory = NONE_IN_MEMORY
         if self.memory is not None and step is None:
-            self.memory.settings.wait()
-            where = self.memory.settings.paths
-            in_memory = list_memory(where, gang=gang, key=f"{key}/memory", attempt=self._attempt, deadline=deadline)
+            in_memory = find_in_memory(self.memory.servers, gang=gang, key=f"{key}/memory", deadline=deadline)
         with transforms.noting_deletions(like):
             if self.access.is_put_off and (newest := in_memory.newer_than(None)) is not None:
                 restored = restore_from_memory(newest, like, gang=gang, key=key, deadline=deadline, **how_to_read)
@@ -510,6 +508,7 @@ class StepCheckpointer:
     def _end_memory(self, reason: str) -> None:
         if self.memory is not None:
             self.memory.end(reason, _SNAPSHOT_ENDS_S)
+            self.memory.close()
 
     def _learn(self, way: Way) -> None:
         if (last_save := self.executor.last_save) is not None:

@@ -51,6 +51,7 @@ _SHOWN = 64
 # Seconds to wait for the other processes to reach this point. Their first step may take so much longer.
 _MEETING_TIMEOUT_S = 900.0
 
+_WHAT_TO_DO_TO_SEND = "leave them out (checkpoint.memory)"
 _WHAT_TO_DO = (
     "give the container more memory, or raise the limit, or spread the state over more processes, or save without a "
     "copy (no periodic saves)"
@@ -77,7 +78,7 @@ def check_fits(
     gang: ProcessGroup,
     key: str,
     free_memory: Callable[[], Mapping[str, int]],
-    writes: bool = True,
+    held_bytes: int = 0,
     sends: bool = False,
 ) -> None:
     """Checks that the snapshots of all processes fit into memory. The result is the same in all processes. Collective.
@@ -89,8 +90,8 @@ def check_fits(
         key: Prefix of the keys under which the processes exchange values.
         free_memory: Returns the available bytes of each memory pool, by a name that processes sharing the pool have in
             common. It is called after all processes have released the memory that they held.
-        writes: Whether a copy is needed for what saves write.
-        sends: Whether a copy is needed for what is sent to the memory of nodes.
+        held_bytes: What other snapshots of this process hold of the limit.
+        sends: Whether the snapshots are sent to the memory of nodes, and not written to storage.
 
     Raises:
         CheckpointError: The snapshots do not fit. The message says what to do.
@@ -98,18 +99,16 @@ def check_fits(
     """
     here = gang.process_index
     gang.barrier(f"{key}/needed", timeout_s=_MEETING_TIMEOUT_S)  # all have released what they held
-    message = json.dumps([needed_bytes, limit_bytes, dict(free_memory())])
+    message = json.dumps([needed_bytes, limit_bytes, dict(free_memory()), held_bytes])
     problems = json.loads(gang.reduce(f"{key}/left", message, _problems, timeout_s=_MEETING_TIMEOUT_S))
     if problems:
         process, size_bytes, problem = next((entry for entry in problems if entry[0] == here), problems[0])
         where = "this process" if process == here else f"process {process}"
-        needs, holds, what_to_do = "a save in the background needs", "a snapshot", _WHAT_TO_DO
+        needs, what_to_do = "a save in the background needs", _WHAT_TO_DO
         if sends:
-            sent = "snapshots in the memory of nodes need"
-            needs, holds = (f"saves in the background and {sent}", "two copies") if writes else (sent, "a copy")
-            what_to_do += ", or leave these snapshots out"
+            needs, what_to_do = "snapshots in the memory of nodes need", f"{_WHAT_TO_DO_TO_SEND}, {_WHAT_TO_DO}"
         raise CheckpointError(
-            f"{needs} {size_bytes} bytes of host memory in {where} for {holds} of its part of the state, and "
+            f"{needs} {size_bytes} bytes of host memory in {where} for a snapshot of its part of the state, and "
             f"{problem}: {what_to_do}"
         )
 
@@ -118,13 +117,14 @@ def _problems(needs_of_all: list[str]) -> str:
     """Returns the first processes whose snapshots do not fit, each with its need and the reason, as JSON."""
     needs = [json.loads(text) for text in needs_of_all]
     pools: dict[str, dict[int, int]] = {}  # by pool: the available bytes that each process has seen
-    for process, (_, _, free) in enumerate(needs):
+    for process, (_, _, free, _) in enumerate(needs):
         for pool, left_bytes in free.items():
             pools.setdefault(pool, {})[process] = left_bytes
     problems: dict[int, str] = {}
-    for process, (size_bytes, most_bytes, _) in enumerate(needs):
-        if most_bytes is not None and size_bytes > most_bytes:
-            problems[process] = f"host_memory_limit_bytes allows {most_bytes}"
+    for process, (size_bytes, most_bytes, _, held_bytes) in enumerate(needs):
+        if most_bytes is not None and size_bytes + held_bytes > most_bytes:
+            beside = f", of which saves use {held_bytes}" if held_bytes else ""
+            problems[process] = f"host_memory_limit_bytes allows {most_bytes}{beside}"
     for users in pools.values():
         together_bytes, left_bytes = sum(needs[process][0] for process in users), min(users.values())
         if together_bytes <= left_bytes:

@@ -32,7 +32,7 @@ from gracepoint.preemption.stall_watch import StallReports, StragglerSearch
 from gracepoint.preemption.substitute import Substitute
 from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.receivers import Hints, Mailbox, Receiver
-from gracepoint.receivers.operator import ReceiverSet
+from gracepoint.receivers.operator import Place, ReceiverSet
 from gracepoint.settings import Settings
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class Coordinator:
         clock: Returns monotonic seconds.
         time_spent: What the time of this process goes into.
         receiver: Brings notices from one more source. None if there is none.
+        place: As of ``ReceiverSet.listen``.
 
     Attributes:
         step: The step that training has reached. The session sets it; all threads read it.
@@ -99,6 +100,7 @@ class Coordinator:
         clock: Callable[[], float],
         time_spent: TimeSpent,
         receiver: Receiver | None = None,
+        place: Place | None = None,
     ) -> None:
         gang, store, pods = meeting.gang, meeting.store, PodNames(meeting.members)
         me, count = gang.process_index, gang.process_count
@@ -154,7 +156,7 @@ class Coordinator:
         mailbox.listen(publisher.posted, publisher.retracted)
         try:
             self._receivers.listen(
-                session, gang, notify_jax, self._on_caught, time_spent.spent, self.forecaster.stalled_s
+                session, gang, notify_jax, self._on_caught, time_spent.spent, self.forecaster.stalled_s, place
             )
         except BaseException:
             self.end(well=True)  # else a SIGTERM would go into a mailbox that nobody reads

@@ -204,13 +204,16 @@ class Reporter:
             spent=dataclasses.replace(spent, left_s=spent.now_s) if leaves else spent,
         ).to_json()
 
-    def resumption(self, restored_step: int | None, *, training: bool, note: str | None = None) -> None:
+    def resumption(
+        self, restored_step: int | None, *, training: bool, note: str | None = None, from_memory: bool = False
+    ) -> None:
         """Reports that the state is restored, or that training continues from it.
 
         Args:
             restored_step: The step that was restored. None: there was no checkpoint.
             training: False after the restore, True after the first step.
             note: What ``note`` returned when the step was saved. None: there is none, or it was told before.
+            from_memory: Whether the step came from the memory of nodes.
         """
         if note is not None:
             try:
@@ -233,6 +236,7 @@ class Reporter:
                 age_s=0.0,
                 spent=self.time_spent.spent(),
                 saved_for=self._saved_for,
+                from_memory=from_memory,
             )
             self._sender.send(message, within_s=_UNHURRIED_S)
 

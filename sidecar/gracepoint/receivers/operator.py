@@ -30,6 +30,10 @@ _TELLING_ONE_S = 0.001
 _BETWEEN_RECEIPTS_S = 0.005
 
 
+#: Takes a placement of snapshots, and the PEM certificates of the authorities to trust.
+Place = Callable[[SnapshotPlacement, str], None]
+
+
 class Operator:
     """Starts the sender when it is made, and the subscription with ``subscribe``.
 
@@ -48,6 +52,10 @@ class Operator:
         self._connections: list[OperatorConnection] = []
         self.sender = Sender(self._channel(), clock)
         self._subscriber: OperatorSubscriber | None = None
+        # Of the subscription's thread, once it runs.
+        self._authorities = settings.ca_certificate or ""
+        self._placement: SnapshotPlacement | None = None
+        self._place: Place | None = None
 
     @classmethod
     def known_to(cls, settings: Settings, clock: Callable[[], float]) -> Operator | None:
@@ -66,7 +74,7 @@ class Operator:
         hints: Hints | None = None,
         spent: Callable[[], Spent] | None = None,
         stalled_s: Callable[[], float | None] = lambda: None,
-        place: Callable[[SnapshotPlacement], None] | None = None,
+        place: Place | None = None,
     ) -> None:
         """Starts to listen.
 
@@ -78,9 +86,10 @@ class Operator:
             hints: Where hints go. None: none are wanted.
             spent: Returns what the time went into so far. None: it is not reported.
             stalled_s: Returns for how many seconds training has stalled. None if it has not.
-            place: As of ``OperatorSubscriber``.
+            place: Called with each placement of snapshots and with the PEM certificates of the authorities to trust, in
+                the thread that reads notices. Must not block. None: none are wanted.
         """
-        settings = self._settings
+        settings, self._place = self._settings, place
         subscription = Subscription(
             namespace=settings.namespace or "",
             pod_name=settings.pod_name or "",
@@ -112,7 +121,7 @@ class Operator:
             hints,
             None if settings.ca_certificate is None else self._trust,
             as_of_now,
-            place,
+            None if place is None else self._placed,
         )
 
     def wait_until_connected(self, timeout_s: float) -> bool:
@@ -139,6 +148,14 @@ class Operator:
     def _trust(self, authorities: str) -> None:
         for connection in self._connections:
             connection.trust(authorities)
+        self._authorities = authorities
+        if self._placement is not None:  # its servers will have certificates of these
+            self._placed(self._placement)
+
+    def _placed(self, placement: SnapshotPlacement) -> None:
+        assert self._place is not None
+        self._placement = placement
+        self._place(placement, self._authorities)
 
 
 def receipt_after_s(gang: ProcessGroup) -> float:
@@ -191,7 +208,7 @@ class ReceiverSet:
         on_caught: Callable[[], None],
         spent: Callable[[], Spent],
         stalled_s: Callable[[], float | None],
-        place: Callable[[SnapshotPlacement], None] | None = None,
+        place: Place | None = None,
     ) -> None:
         """Starts to listen.
 
@@ -202,7 +219,7 @@ class ReceiverSet:
             on_caught: Called in the main thread between two bytecodes, when there was a SIGTERM.
             spent: Returns what the time went into so far.
             stalled_s: Returns for how many seconds training has stalled. None if it has not.
-            place: Called with each placement of snapshots, in the thread that reads notices. None: none are wanted.
+            place: As of ``Operator.subscribe``.
         """
         self._sigterm = SigtermReceiver(
             self._mailbox, self._settings.grace_period_s, on_signal=on_sigterm, on_caught=on_caught

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gracepoint import machine, trace
 from gracepoint import trace as tracing
 from gracepoint.arguments import shown
-from gracepoint.errors import SettingsError, StorageAway
+from gracepoint.errors import SettingsError, StorageAway, WireError
 from gracepoint.multihost import global_state, join, meet
 from gracepoint.multihost.membership import PodNames
 from gracepoint.multihost.rendezvous import leaving_on_sigterm, not_joined
@@ -42,6 +42,9 @@ from gracepoint.wire.names import DEFAULT_AUTO_S, SAVE_AUTO, Env
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint import WriteOptions
+    from gracepoint.checkpoint.saving.memory_snapshots import MemorySettings
+    from gracepoint.snapshots.snapshot_servers import SnapshotServers
+    from gracepoint.wire.frames import SnapshotPlacement
 
 #: Placeholders in the directory of a policy, which the operator replaces.
 _PLACEHOLDERS = ("{namespace}", "{jobset}")
@@ -121,6 +124,8 @@ def _load(settings: Settings) -> None:
 #: Where a single process without any setting keeps its checkpoints, below the current folder.
 LOCAL_DIRECTORY = "gracepoint-checkpoints"
 _CHECK_TIMEOUT_S = 60.0
+#: Seconds that the storage has for its answer where training may begin without it.
+_ANSWER_S = 10.0
 
 
 def attach(
@@ -143,6 +148,9 @@ def attach(
     metadata: str | None = None,
     gce_notice_s: float | None = None,
     host_memory_limit_bytes: int | None = None,
+    snapshot_every_steps: int | None = None,
+    snapshot_every_s: float | None = None,
+    snapshot_copies: int | None = None,
     writer: str | None = None,
     stall_after_s: float | None = None,
     stall_action: Literal["report", "restart"] | None = None,
@@ -191,6 +199,12 @@ def attach(
             metadata server does not say it. 0, the default: they have none.
         host_memory_limit_bytes: Bytes of host memory that periodic saves may use in each process. Default: all that
             is free.
+        snapshot_every_steps: The state is sent to the memory of nodes at each multiple of this number of steps, beside
+            the saves in the directory, so that an end without notice loses no more than that. Only in a cluster whose
+            operator has snapshot servers. 0, the default: not by number of steps.
+        snapshot_every_s: The same by seconds. 0, the default: not by time. At most one of both is above 0.
+        snapshot_copies: In how many nodes' memory each part of a snapshot is: in that of its own node, and with 2 in
+            that of another one. Default: 2.
         writer: Who writes saves: ``thread``, the default, a thread of this process; ``worker``, a process that finishes
             them even if this one dies; or a keeper, by the path of its socket. ``WriteOptions.writer`` counts first.
         stall_after_s: Seconds without progress after which a process is reported as stalled: in a step, a save, a
@@ -270,6 +284,7 @@ def _opened(
             from gracepoint.checkpoint.storage.locations import storage_path
 
         keep_programs(settings.compilation_cache, where)
+        servers = _servers(settings)
         checkpointer = StepCheckpointer(
             Layout(storage_path(where)),
             gang=meeting.gang,
@@ -281,6 +296,7 @@ def _opened(
             ),
             retention=Retention(settings.keep_last, settings.keep_every_steps, settings.keep_for_s),
             settings=SaveSettings(_options(settings, write_options), settings.host_memory_limit_bytes),
+            memory=None if servers is None else _memory(settings, servers),
             clock=time.monotonic,
         )
         checkpointer.remember_throughput()
@@ -292,16 +308,27 @@ def _opened(
             leaving_on_sigterm(settings.not_joined_exit_code, leave=os._exit),
             _not_joined_if_away(settings),
         ):
-            checkpointer.access.claim(
-                job,
-                start=meeting.start,
-                timeout_s=_CHECK_TIMEOUT_S,
-                away_s=_away_s(settings),
-                on_away=watch.goes_on,
-            )
+            if servers is not None:  # training may begin without storage
+                is_there = checkpointer.access.claim_if_there(
+                    job,
+                    start=meeting.start,
+                    timeout_s=_CHECK_TIMEOUT_S,
+                    away_s=_away_s(settings),
+                    answer_s=_ANSWER_S,
+                )
+            else:
+                checkpointer.access.claim(
+                    job,
+                    start=meeting.start,
+                    timeout_s=_CHECK_TIMEOUT_S,
+                    away_s=_away_s(settings),
+                    on_away=watch.goes_on,
+                )
+                is_there = True
         if_it_fails.callback(checkpointer.access.release)
-        with watch.at("check of the directory"), _not_joined_if_away(settings):
-            checkpointer.access.check_shared()
+        if is_there:
+            with watch.at("check of the directory"), _not_joined_if_away(settings):
+                checkpointer.access.check_shared()
         logger.info(
             "attached process=%d of=%d attempt=%s directory=%s",
             meeting.gang.process_index,
@@ -319,12 +346,59 @@ def _opened(
                     start=dataclasses.replace(start, last_unix_s=meeting.last_started_unix_s),
                     receiver=receiver,
                     programs=programs,
+                    place=None if servers is None else functools.partial(_place, servers),
                 )
         except BaseException as error:
             checkpointer.abandon(str(error), timeout_s=0.0)
             raise
         if_it_fails.pop_all()
         return session
+
+
+def _servers(settings: Settings) -> SnapshotServers | None:
+    """Returns what knows the snapshot servers. None: there are no snapshots."""
+    if not settings.snapshots:
+        return None
+    if settings.operator_url is None:
+        logger.warning(
+            "there are no snapshots: the operator says which servers hold them variable=%s", Env.OPERATOR_URL
+        )
+        return None
+    from gracepoint.snapshots.snapshot_servers import SnapshotServers
+
+    return SnapshotServers()
+
+
+def _memory(settings: Settings, servers: SnapshotServers) -> MemorySettings:
+    from gracepoint.checkpoint.saving.memory_snapshots import MemorySettings
+    from gracepoint.checkpoint.saving.schedule import SaveSchedule
+
+    schedule = SaveSchedule(settings.snapshot_every_steps, settings.snapshot_every_s)
+    return MemorySettings(servers, schedule, settings.snapshot_copies)
+
+
+def _place(servers: SnapshotServers, placement: SnapshotPlacement, authorities: str) -> None:
+    """Takes a placement, in the thread that reads notices."""
+    from gracepoint.snapshots.snapshot_servers import ServerAt, ServerPlacement
+
+    logger.info(
+        "snapshot servers write_to=%s read_from=%d reason=%s",
+        ",".join(placement.write_to) or "none",
+        len(placement.read_from),
+        placement.reason,
+    )
+    try:
+        servers.place(
+            ServerPlacement(
+                capability=placement.capability,
+                server_name=placement.server_name,
+                authorities=authorities,
+                write=tuple(ServerAt(*server) for server in placement.write_to.items()),
+                read=tuple(ServerAt(*server) for server in placement.read_from.items()),
+            )
+        )
+    except WireError as error:  # a newer operator wrote it
+        logger.error("a placement of snapshots cannot be read, and the one before stays error=%s", error)
 
 
 def _away_s(settings: Settings) -> float:

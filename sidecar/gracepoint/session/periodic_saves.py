@@ -303,12 +303,19 @@ class PeriodicSnapshots:
 
     Args:
         memory: The engine's part of it.
-        coordinator: Says whether a preemption is in progress.
+        coordinator: Says whether a preemption is in progress, and reports.
+        clock: Returns monotonic seconds.
     """
 
-    def __init__(self, memory: MemorySnapshots, coordinator: Coordinator) -> None:
+    def __init__(
+        self, memory: MemorySnapshots, coordinator: Coordinator, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._memory = memory
         self._coordinator = coordinator
+        self._clock = clock
+        self._due_s: float | None = None  # when the newest was due
+        self._interval_s: float | None = None
+        self._reported = (memory.newest, memory.skips)
 
     def pass_step(self, step: int, state: Any, host_state: Callable[[], Mapping[str, Any]]) -> None:
         """To be called at each step, after its periodic save, whose copy from the devices it shares.
@@ -317,9 +324,18 @@ class PeriodicSnapshots:
             AgreementError: A snapshot is due, and another process is at another step. The message names both.
             BarrierError: The other processes cannot be reached.
         """
-        memory, coordinator = self._memory, self._coordinator
-        if not memory.interval.is_due(step):
-            return
+        memory = self._memory
+        if memory.interval.is_due(step):
+            self._take(step, state, host_state)
+        newest, skips = self._reported
+        if memory.newest is not newest or memory.skips is not skips:
+            self._report()
+
+    def _take(self, step: int, state: Any, host_state: Callable[[], Mapping[str, Any]]) -> None:
+        memory, coordinator, now_s = self._memory, self._coordinator, self._clock()
+        if self._due_s is not None:
+            self._interval_s = now_s - self._due_s
+        self._due_s = now_s
         coordinator.reporter.time_spent.stops(None)
         try:
             not_now = "a preemption is about to save" if coordinator.in_epoch else ""
@@ -328,3 +344,16 @@ class PeriodicSnapshots:
                     memory.begin(step, state, host_state)
         finally:
             coordinator.reporter.time_spent.goes_on()
+
+    def _report(self) -> None:
+        newest, skips = self._reported = self._memory.newest, self._memory.skips
+        self._coordinator.reporter.snapshots(
+            safe_step=None if newest is None else newest.step,
+            copies=0 if newest is None else newest.copies,
+            age_s=None if newest is None else self._clock() - newest.taken_s,
+            interval_s=self._interval_s,
+            skipped=skips.count,
+            skipped_reason=skips.reason,
+            size_bytes=0 if newest is None else newest.part_bytes,
+            servers=() if newest is None else newest.nodes,
+        )

@@ -29,6 +29,7 @@ from gracepoint.multihost.utilities import set_reached_preemption_hook
 from gracepoint.preemption.coordinator import ActiveNotice, Coordinator
 from gracepoint.preemption.time_spent import ProcessStart, TimeSpent
 from gracepoint.receivers import Receiver
+from gracepoint.receivers.operator import Place
 from gracepoint.session.compilation import Compilations, CompiledFunction, ProgramWatch
 from gracepoint.session.periodic_saves import PeriodicSaves, PeriodicSnapshots
 from gracepoint.session.starting_point import RESTORE_TIMEOUT_S, DataIterator, HostStates, RestoredFrom, start_from
@@ -110,6 +111,7 @@ class Session:
         programs: ProgramWatch,
         start: ProcessStart | None = None,
         receiver: Receiver | None = None,
+        place: Place | None = None,
     ) -> None:
         global _open
         self._programs = programs
@@ -130,6 +132,7 @@ class Session:
             clock=clock,
             time_spent=TimeSpent(clock, start, lambda: programs.programs.newest_s),
             receiver=receiver,
+            place=place,
         )
         self._forecaster = self._coordinator.forecaster
         self._hints = self._coordinator.hints
@@ -139,7 +142,7 @@ class Session:
             checkpointer, self._coordinator, tolerate_s=settings.tolerate_failures_s, clock=clock
         )
         memory = checkpointer.memory
-        self._snapshots = None if memory is None else PeriodicSnapshots(memory, self._coordinator)
+        self._snapshots = None if memory is None else PeriodicSnapshots(memory, self._coordinator, clock)
         self._points = SyncPoints(self._coordinator, self._saves.steps_at_risk, self.own_save_took, clock)
         undeleted.listen(self._tell_undeleted)
         atexit.register(self._at_exit)
@@ -292,7 +295,9 @@ class Session:
         self.restored = start.restored
         if start.step is not None:
             self._coordinator.step = self._saves.restored_step = start.step
-        self._coordinator.reporter.resumption(start.step, training=False, note=start.note)
+        self._coordinator.reporter.resumption(
+            start.step, training=False, note=start.note, from_memory=self._is_from_memory
+        )
         return start.state, start.step or 0
 
     def step(self, step: int, state: Any) -> None:
@@ -330,7 +335,9 @@ class Session:
                 state, in_background=self._checkpointer.save_interval.periodic, host_state=self._values.get_first
             )
             self._forecaster.prepare(total_bytes)
-            self._coordinator.reporter.resumption(self._saves.restored_step, training=True)
+            self._coordinator.reporter.resumption(
+                self._saves.restored_step, training=True, from_memory=self._is_from_memory
+            )
             self._trains()
         if self._hints.due():
             self._checkpointer.hasten()
@@ -483,6 +490,10 @@ class Session:
         processes only at a sync point. Drills are not mentioned.
         """
         return self._coordinator.notice
+
+    @property
+    def _is_from_memory(self) -> bool:
+        return self.restored is not None and self.restored.from_memory
 
     # Within sync points.
 

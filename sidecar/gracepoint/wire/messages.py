@@ -466,6 +466,8 @@ class Resumption(Message):
         spent: What the time went into so far. Absent: an older library.
         saved_for: The preemption for which the restored step was saved. Absent: none, a promoted snapshot, or a save of
             an older library or by the training loop's own means.
+        from_memory: True if the step came from a snapshot in the memory of nodes. Absent: an older library, or it came
+            from storage.
     """
 
     pod_uid: str
@@ -477,6 +479,7 @@ class Resumption(Message):
     age_s: float
     spent: Spent | None = None
     saved_for: SavedFor | None = None
+    from_memory: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,10 +20,11 @@ import trustme
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.time_spent import TimeSpent
+from gracepoint.process_group import SingleProcess
 from gracepoint.receivers import ChannelError, Disruption, Mailbox, OperatorConnection, OperatorSubscriber, Sender
-from gracepoint.receivers.operator import receipt_after_s
+from gracepoint.receivers.operator import Operator, receipt_after_s
 from gracepoint.settings import Settings
-from gracepoint.wire.frames import Ping, Retraction, SnapshotPlacement
+from gracepoint.wire.frames import Ping, Retraction, SnapshotPlacement, Trust
 from gracepoint.wire.messages import (
     Acknowledgement,
     Forecast,
@@ -460,6 +461,29 @@ def test_placement_that_nobody_asked_for_is_ignored(listener: Listener, server: 
     stream.send_frame(placement(WHO.session, "10.0.0.1:9470"))
     stream.send_frame(notice(stream, remaining_s=12.5))
     assert len(listener.heard.wait_for_posts()) == 1  # the stream goes on
+
+
+def test_snapshot_servers_are_trusted_as_the_operator_is_also_after_a_rotation(
+    server: OperatorServer, tmp_path: Path
+) -> None:
+    taken: queue.Queue[tuple[str, str]] = queue.Queue()
+    operator = Operator(Settings.from_environment(server.environment(0, 1, tmp_path)), time.monotonic)
+    try:
+        operator.subscribe(
+            WHO.session,
+            SingleProcess(),
+            Heard(),
+            "0.1.0",
+            place=lambda placed, authorities: taken.put((placed.write_to["node-0"], authorities)),
+        )
+        stream = server.wait_for_stream()
+        stream.send_frame(placement(WHO.session, "10.0.0.1:9470"))
+        assert taken.get(timeout=30) == ("10.0.0.1:9470", server.ca_certificate)
+        another = trustme.CA().cert_pem.bytes().decode()
+        stream.send_frame(Trust(authorities=another))
+        assert taken.get(timeout=30) == ("10.0.0.1:9470", another)
+    finally:
+        operator.close()
 
 
 def snapshot_report(step: int) -> SnapshotReport:

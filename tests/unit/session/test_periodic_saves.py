@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -13,14 +13,13 @@ from typing import Any, cast
 import pytest
 
 from gracepoint.checkpoint import WriteOptions
-from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving import executor
 from gracepoint.checkpoint.saving.memory_snapshots import MemorySettings, Skips
 from gracepoint.checkpoint.saving.schedule import DueSave, SaveSchedule
-from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.checkpoint.storage.posix import PosixPath
 from gracepoint.errors import AgreementError, CheckpointError, SaveFailed
 from gracepoint.preemption.coordinator import Coordinator
+from gracepoint.preemption.reporter import Reporter
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from gracepoint.session.periodic_saves import PeriodicSaves, PeriodicSnapshots
 from tests.unit.checkpoint.fakes.engine import (
@@ -35,6 +34,7 @@ from tests.unit.checkpoint.fakes.engine import (
 from tests.unit.checkpoint.fakes.thread_limit import refuse_threads
 from tests.unit.checkpoint.fakes.transfer_recorder import AtWrites
 from tests.unit.preemption.fakes.reporters import without_operator
+from tests.unit.snapshots.fakes.servers import Served, placed, serving, view
 from tests.waiting import until
 
 
@@ -395,8 +395,8 @@ def test_each_failure_is_logged_with_since_when_and_how_long_it_may_last(
 class TrainingWithMemory:
     """One process that trains, saves at each fourth step, and has a snapshot in memory at each second one."""
 
-    def __init__(self, root: Path) -> None:
-        memory = MemorySettings(Layout(storage_path(root / "memory")), SaveSchedule(every_steps=2))
+    def __init__(self, root: Path, servers: Sequence[Served]) -> None:
+        memory = MemorySettings(view(placed(servers)), SaveSchedule(every_steps=2))
         self.engine = engine(root / "storage", save_every_steps=4, memory=memory)
         assert self.engine.memory is not None
         self.memory = self.engine.memory
@@ -414,8 +414,15 @@ class TrainingWithMemory:
         until(lambda: not self.memory.busy, "the end of the snapshot")
 
 
-def test_snapshots_lie_between_the_saves_and_lessen_what_is_at_risk(tmp_path: Path) -> None:
-    training, safe, at_risk = TrainingWithMemory(tmp_path), [], []
+@pytest.fixture
+def training_with_memory(tmp_path: Path) -> Iterator[TrainingWithMemory]:
+    with serving(tmp_path) as serve:
+        yield TrainingWithMemory(tmp_path, [serve(), serve()])
+
+
+@pytest.mark.integration
+def test_snapshots_lie_between_the_saves_and_lessen_what_is_at_risk(training_with_memory: TrainingWithMemory) -> None:
+    training, safe, at_risk = training_with_memory, [], []
     for step in range(1, 8):
         training.step(step)
         newest = training.memory.newest
@@ -427,8 +434,32 @@ def test_snapshots_lie_between_the_saves_and_lessen_what_is_at_risk(tmp_path: Pa
     assert training.memory.skips.count == 0
 
 
-def test_snapshot_that_fails_ends_no_training_and_counts_as_no_failed_save(tmp_path: Path) -> None:
-    training = TrainingWithMemory(tmp_path)
+@pytest.mark.integration
+def test_operator_is_told_what_is_safe_and_what_was_skipped(
+    training_with_memory: TrainingWithMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(Reporter, "snapshots", lambda reporter, **said: told.append(said))
+    training = training_with_memory
+    for step in (1, 2, 3):
+        training.step(step)
+    training.memory.servers.place(placed([]))
+    training.step(4)
+    (safe, skipped) = told
+    assert (safe["safe_step"], safe["copies"], safe["skipped"], safe["interval_s"]) == (2, 2, 0, None)
+    assert len(safe["servers"]) == 2
+    assert safe["size_bytes"] > 0
+    assert (skipped["safe_step"], skipped["skipped"]) == (2, 1)
+    assert "no snapshot server" in skipped["skipped_reason"]
+    assert skipped["age_s"] > 0
+    assert skipped["interval_s"] > 0
+
+
+@pytest.mark.integration
+def test_snapshot_that_fails_ends_no_training_and_counts_as_no_failed_save(
+    training_with_memory: TrainingWithMemory,
+) -> None:
+    training = training_with_memory
     training.step(1)
     training.step(2, host_state=raising(OSError("the data loader could not be asked, this once")))
     assert training.memory.newest is None
@@ -440,8 +471,9 @@ def test_snapshot_that_fails_ends_no_training_and_counts_as_no_failed_save(tmp_p
     assert training.memory.newest.step == 4
 
 
-def test_no_snapshot_is_begun_once_a_preemption_stops_the_training(tmp_path: Path) -> None:
-    training = TrainingWithMemory(tmp_path)
+@pytest.mark.integration
+def test_no_snapshot_is_begun_once_a_preemption_stops_the_training(training_with_memory: TrainingWithMemory) -> None:
+    training = training_with_memory
     training.at.in_epoch = True
     training.step(2)
     assert training.memory.newest is None

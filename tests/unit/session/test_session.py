@@ -250,6 +250,16 @@ def sharded_state(step: int) -> dict[str, Any]:
     }
 
 
+def test_snapshots_need_an_operator_and_without_one_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with gracepoint.attach(tmp_path, snapshot_every_steps=1, save_every_steps=2) as session:
+        for step in (1, 2):
+            session.step(step, {"w": jnp.ones(4)})
+    assert "there are no snapshots: the operator says which servers hold them" in caplog.text
+    assert (tmp_path / "2").is_dir()
+
+
 def test_there_being_no_checkpoint_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     like = state_of(0)
     with gracepoint.attach(tmp_path) as session:

@@ -139,3 +139,22 @@ def _is_typed(name: str) -> bool:
 class _nothing:
     def __enter__(self) -> None: ...
     def __exit__(self, *_: object) -> None: ...
+
+
+def test_snapshots_are_due_by_steps_or_by_seconds_not_by_both() -> None:
+    assert not Settings().snapshots
+    assert Settings.from_environment({Env.SNAPSHOT_EVERY_STEPS: "5"}).snapshots
+    with pytest.raises(SettingsError, match="expected one of them above 0, found 5 and 30: leave one out"):
+        Settings.from_environment({Env.SNAPSHOT_EVERY_STEPS: "5", Env.SNAPSHOT_EVERY_S: "30"})
+    with pytest.raises(SettingsError, match="integer from 1 to 2"):
+        Settings.from_environment({Env.SNAPSHOT_COPIES: "3"})
+
+
+def test_an_argument_takes_the_place_of_the_policys_interval_in_the_other_unit() -> None:
+    policy = Settings.from_environment({Env.SNAPSHOT_EVERY_S: "30"})
+    by_steps = policy.override(snapshot_every_steps=5)
+    assert (by_steps.snapshot_every_steps, by_steps.snapshot_every_s) == (5, 0)
+    off = policy.override(snapshot_every_s=0)
+    assert not off.snapshots
+    with pytest.raises(SettingsError, match="leave one out"):
+        policy.override(snapshot_every_steps=5, snapshot_every_s=30)

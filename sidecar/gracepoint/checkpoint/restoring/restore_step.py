@@ -36,6 +36,7 @@ from gracepoint.checkpoint.format import host_state, layout
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.handler_registry import ItemHandler
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions
+from gracepoint.checkpoint.reading.stored_arrays import ManifestParts
 from gracepoint.checkpoint.reading.stored_tree import StoredTree, open_tree
 from gracepoint.checkpoint.restoring import readers, transforms
 from gracepoint.checkpoint.restoring.readers import damage_in_any
@@ -54,8 +55,10 @@ from gracepoint.checkpoint.steps import listing as foreign
 from gracepoint.checkpoint.steps import records, retention
 from gracepoint.checkpoint.steps.listing import Listing
 from gracepoint.checkpoint.steps.recovery import by_process_zero
+from gracepoint.checkpoint.steps.snapshot_steps import CompleteStep, complete_steps
 from gracepoint.checkpoint.storage.checks import check_contents
 from gracepoint.checkpoint.storage.locations import UserPath, local_folder, storage_path
+from gracepoint.checkpoint.storage.snapshot_path import FoundStep, FoundSteps, SnapshotPath
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import (
@@ -69,6 +72,7 @@ from gracepoint.errors import (
     HostStateLost,
 )
 from gracepoint.process_group import ProcessGroup
+from gracepoint.snapshots.snapshot_servers import SnapshotServers
 
 logger = logging.getLogger(__name__)
 
@@ -338,23 +342,52 @@ def restore_newest(
     return restored
 
 
-def list_memory(paths: Layout, *, gang: ProcessGroup, key: str, attempt: str, deadline: Deadline) -> InMemorySteps:
-    """Lists the steps in the memory of nodes. If that fails, there are none, and a log line says why. Collective.
+#: Seconds that a process waits until the operator has said which snapshot servers there are.
+_PLACED_S = 30.0
+#: Seconds for the servers to say what they have.
+_FOUND_S = 20.0
 
-    Nothing is waited for: who was sending is dead.
+
+def find_in_memory(servers: SnapshotServers, *, gang: ProcessGroup, key: str, deadline: Deadline) -> InMemorySteps:
+    """Finds the steps in the memory of nodes. If that fails, there are none, and a log line says why. Collective.
+
+    Nothing is waited for but the operator: who was sending is dead.
     """
+    if not servers.wait(min(_PLACED_S, deadline.remaining_s())):
+        logger.warning("restore: the operator has named no snapshot server within %.0f s", _PLACED_S)
 
     def look() -> str:
         try:
-            now = Deadline.after(0.0, deadline.clock)
-            listing = catalog.list_steps(paths, attempt=attempt, deadline=now, sleep=time.sleep)
+            steps = complete_steps(servers, min(_FOUND_S, deadline.remaining_s()))
         except (GracepointError, OSError) as error:
-            logger.warning("restore: the memory of nodes was not asked for steps: %s", error)
-            listing = NONE_IN_MEMORY.listing
-        logger.info("restore: steps in the memory of nodes: %s", ", ".join(map(str, listing.steps)) or "none")
-        return listing.to_text()
+            logger.warning("restore: what is in the memory of nodes is not known: %s", error)
+            steps = []
+        logger.info("restore: in the memory of nodes: %s", "; ".join(map(str, steps)) or "nothing")
+        return json.dumps([step.to_json() for step in steps])
 
-    return InMemorySteps(paths, Listing.from_text(by_process_zero(look, gang=gang, key=key, deadline=deadline)))
+    text = by_process_zero(look, gang=gang, key=key, deadline=deadline)
+    found: dict[int, FoundStep] = {}
+    root = SnapshotPath(FoundSteps(servers, found, layout.MANIFEST), "")
+    for step in map(CompleteStep.from_json, json.loads(text)):
+        found[step.step] = _found(root, step)
+    return InMemorySteps(Layout(root), Listing(tuple(sorted(found, reverse=True)), (), ()))
+
+
+def _found(root: StoragePath, step: CompleteStep) -> FoundStep:
+    """Returns what can be read of a step below ``root``."""
+    owners, manifest = step.owners_by_path(), step.read_manifest()
+    below = layout.in_item(manifest.item, "")
+
+    @functools.cache
+    def chunk_writers() -> ManifestParts:
+        return ManifestParts(root / str(step.step), manifest)
+
+    def owner_of(path: str) -> int:
+        if path in owners or not manifest.is_in_parts:
+            return owners[path]
+        return chunk_writers().writer_of(path.removeprefix(below))
+
+    return FoundStep(step.attempt, step.save, step.manifest, step.parts, owner_of)
 
 
 def restore_from_memory(

@@ -1,8 +1,12 @@
 """Snapshots of a gang in the memory of nodes, beside its training and beside its saves to storage.
 
-A snapshot is a save like any other, to a directory whose files are values of snapshot servers: what a process writes,
-its done-record and the meeting of the processes are those of ``SaveOperation``. So a step *is safe* once the
-done-records of all its parts are there, and all processes know it when they have met.
+A snapshot is a save like any other, to a place whose files are values of snapshot servers: what a process writes, its
+done-record and the meeting of the processes are those of ``SaveOperation``. So a step *is safe* once the done-records
+of all its parts are there, and all processes know it when they have met. Then older steps are dropped.
+
+Memory: the trainer holds one copy of its part, and one more for saves in the background, if there are any. If both are
+due at a step, and the arrays are stored alike, the copy of the save is sent. The servers together hold, of each part,
+``copies`` of the step that is safe, and as many of the one that is being sent.
 
 The training thread calls all methods. It waits for nothing but the copy from its devices: if a snapshot is due while
 the one before is in progress anywhere, it is skipped by all. The first process that asks decides for all
@@ -28,14 +32,17 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
 from gracepoint.checkpoint.saving.host_snapshot import Transfer
 from gracepoint.checkpoint.saving.operation import CommitOptions, SaveOperation
-from gracepoint.checkpoint.saving.planner import SavePlanner
+from gracepoint.checkpoint.saving.planner import PreparedSave, SavePlanner, SaveSettings
 from gracepoint.checkpoint.saving.schedule import DueSaves, SaveInterval, SaveSchedule
 from gracepoint.checkpoint.saving.snapshot_save import InMemory, SnapshotSave
+from gracepoint.checkpoint.steps.snapshot_steps import key_of
+from gracepoint.checkpoint.storage.snapshot_path import OwnPart, SnapshotPath
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.checkpoint.writing.job import SaveSource
 from gracepoint.deadline import Deadline
 from gracepoint.errors import GracepointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
+from gracepoint.snapshots.snapshot_servers import SnapshotServers
 
 logger = logging.getLogger(__name__)
 
@@ -43,18 +50,10 @@ logger = logging.getLogger(__name__)
 _TIMEOUT_S = 300.0
 #: Seconds for the thread of a snapshot to end that has ended in the process that decided: an answer of the store.
 _ENDS_S = 2.0
-_HOW = CommitOptions(kind="snapshot")
+_KIND = "snapshot"
 
 #: A process's values by name, or a function that returns them.
 HostState = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
-
-
-def _nothing(step: int) -> None:
-    """Drops nothing."""
-
-
-def _no_nodes() -> tuple[str, ...]:
-    return ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,22 +61,14 @@ class MemorySettings:
     """Where snapshots go, and when.
 
     Attributes:
-        paths: The steps in memory.
+        servers: The snapshot servers that this process may use.
         schedule: When snapshots are due.
-        copies: In how many servers each part is.
-        wait: Waits until it is known where earlier snapshots are, for some seconds at most.
-        why_not: Returns why nothing can be sent now, such as for lack of servers. Empty: it can. Does not wait.
-        nodes: Returns the nodes to which this process's part goes.
-        drop_before: Called in process 0 with a step that is safe: what is older is not needed. Any error is logged.
+        copies: In how many servers each part is to be.
     """
 
-    paths: Layout
+    servers: SnapshotServers
     schedule: SaveSchedule
     copies: int = 2
-    wait: Callable[[], object] = bool
-    why_not: Callable[[], str] = str
-    nodes: Callable[[], tuple[str, ...]] = _no_nodes
-    drop_before: Callable[[int], object] = _nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,13 +107,13 @@ class MemorySnapshots:
         settings: Where snapshots go, and when.
         gang: The processes that save together.
         attempt: Unique for each start of the gang; the same in all its processes.
-        planner: Plans the saves, and has the memory.
-        options: How the arrays are written.
+        item: Name of the train state's item.
+        saves: What holds for the saves to storage.
         clock: Returns monotonic seconds.
         newest_save: Returns the newest save to storage, whose copy a snapshot of the same step shares.
 
     Attributes:
-        settings: As given.
+        servers: The snapshot servers.
         interval: Says when a snapshot is due.
         newest: The newest step that is safe. None before the first.
         skips: What is not there.
@@ -134,20 +125,25 @@ class MemorySnapshots:
         gang: ProcessGroup,
         *,
         attempt: str,
-        planner: SavePlanner,
-        options: WriteOptions,
+        item: str,
+        saves: SaveSettings,
         clock: Callable[[], float],
         newest_save: Callable[[], SnapshotSave | None],
     ) -> None:
         key = f"checkpoint/{attempt}/snapshots"
-        self.settings = settings
-        self._paths = settings.paths
+        options = _plain(saves.options)
+        self.servers = settings.servers
+        self._own = OwnPart(settings.servers, gang.process_index)
+        self._paths = Layout(SnapshotPath(self._own, ""), item=item)
         self._gang = gang
         self._attempt = attempt
-        self._planner = planner
-        self._writer = ChunkWriter(_own(options))
+        self._planner = SavePlanner(gang, f"{attempt}-memory", dataclasses.replace(saves, options=options, sends=True))
+        self._same_plan: tuple[PreparedSave, PreparedSave, bool] | None = None
+        self._copies = 0  # of the snapshot in progress, in all processes; its thread sets it
+        self._writer = ChunkWriter(options)
         self._clock = clock
         self._newest_save = newest_save
+        self._how = CommitOptions(kind=_KIND, barrier=self._meet)
         self._due = DueSaves(gang, f"{key}/due", fail=self._refuse)
         self._thread = BackgroundThread()
         self._current: _Sending | None = None
@@ -157,6 +153,20 @@ class MemorySnapshots:
         self.interval = SaveInterval(settings.schedule, gang=gang, key=f"{key}/cadence", clock=clock)
         self.newest: SafeSnapshot | None = None
         self.skips = Skips()
+
+    def prepare(self, state: Any, *, host_state: Callable[[], Mapping[str, Any]] = dict, held_bytes: int) -> None:
+        """Plans the snapshots, and reserves and touches the memory for the copy of this process's part.
+
+        Args:
+            state: A state of the form that will be sent.
+            host_state: This process's values by name, which are only checked.
+            held_bytes: What of ``host_memory_limit_bytes`` the copies for saves to storage hold.
+
+        Raises:
+            CheckpointError: The state cannot be saved, or there is no memory for it; says how much is needed.
+            BarrierError: Another process did not come in time, or has failed.
+        """
+        self._planner.prepare(state, in_background=True, host_state=host_state, held_bytes=held_bytes)
 
     @property
     def busy(self) -> bool:
@@ -176,7 +186,7 @@ class MemorySnapshots:
             BarrierError: The other processes cannot be reached.
         """
         self._look()
-        reason = not_now or self._in_progress() or self.settings.why_not()
+        reason = not_now or self._in_progress() or self._lacks_servers()
         decided = self._due.decide(step, sync_point=sync_point, ready=not reason, saves=self._saves, reason=reason)
         if not decided.begins:
             elsewhere = decided.process != self._gang.process_index
@@ -212,44 +222,80 @@ class MemorySnapshots:
             self._has_ended(current, timeout_s)
         self._thread.take_error()
 
+    def close(self) -> None:
+        """Ends the connections to the servers. This is the last call. Not collective."""
+        self.servers.close()
+
     def _send(self, save: SaveOperation, step: int, state: Any, host_state: Mapping[str, Any]) -> None:
         leaves, prepared = self._planner.plan(state)
         save.describe(leaves, prepared, host_state)
         taken_s, of_save = self._clock(), self._newest_save()
-        if of_save is not None and of_save.chunks is not None and of_save.save.temporary.step == step:
+        if of_save is not None and of_save.chunks is not None and self._is_same(of_save, step, prepared):
             source: SaveSource = InMemory(of_save.chunks, of_save.source.check_unchanged)
             filled = of_save.filled
         else:
-            memory = self._planner.memory_to_send(prepared, save.key)
+            memory = self._planner.snapshot(leaves, prepared, save.key)
             source = transfer = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, memory)
             filled = transfer.filled
         deadline = Deadline.after(_TIMEOUT_S, self._clock)
         self._current = current = _Sending(save, deadline, self._has_ended)
         if filled is not None:
             filled.snapshot.lend(current)
-        number_asked, nodes = self._due.asked, self.settings.nodes()
+        number_asked, part = self._due.asked, key_of(save.temporary)
 
         def run() -> None:
-            save.run(source, deadline, lambda stage: None)
-            self.newest = SafeSnapshot(step, self.settings.copies, taken_s, self._clock(), save.mine_bytes, nodes)
-            sent_s = self.newest.safe_at_s - taken_s
+            try:
+                save.run(source, deadline, lambda stage: None)
+                nodes = self._own.part_of(part).nodes
+            finally:
+                self._own.end(part)
+            newest = SafeSnapshot(step, self._copies, taken_s, self._clock(), save.mine_bytes, nodes)
+            self.newest = newest
+            sent_s = newest.safe_at_s - taken_s
             metrics.tell_snapshot_safe(sent_s, save.mine_bytes)
-            logger.debug("snapshot is safe step=%d bytes=%d sent_s=%.3f", step, save.mine_bytes, sent_s)
+            logger.debug(
+                "snapshot is safe step=%d copies=%d bytes=%d sent_s=%.3f",
+                step,
+                newest.copies,
+                save.mine_bytes,
+                sent_s,
+            )
             self._retire(save.temporary.ordinal, number_asked)
-            if self._gang.process_index == 0:
-                self._drop_before(step)
+            self.servers.drop(before_step=step)
 
         self._thread.start(f"snapshot of step {step}", run)
 
-    def _drop_before(self, step: int) -> None:
-        try:
-            self.settings.drop_before(step)
-        except (GracepointError, OSError) as error:  # the next one drops these, too
-            logger.warning("snapshots before step %d were not dropped: %s", step, error)
+    def _is_same(self, of_save: SnapshotSave, step: int, prepared: PreparedSave) -> bool:
+        """Returns whether the copy of a save to storage is what the snapshot of this step needs."""
+        if of_save.save.temporary.step != step:
+            return False
+        other = of_save.save.prepared
+        if self._same_plan is None or self._same_plan[0] is not other or self._same_plan[1] is not prepared:
+            is_same = other.specs == prepared.specs and other.plan.chunks == prepared.plan.chunks
+            self._same_plan = other, prepared, is_same
+        return self._same_plan[2]
+
+    def _meet(self, key: str, *, timeout_s: float, on_last: Callable[[], None]) -> None:
+        """Meets the other processes (``Barrier``), and finds in how many servers each part is."""
+
+        def fewest(copies: list[str]) -> str:
+            on_last()
+            return str(min(map(int, copies)))
+
+        current = self._current
+        assert current is not None  # its thread calls this
+        own = len(self._own.part_of(key_of(current.save.temporary)).nodes)
+        self._copies = int(self._gang.reduce(key, str(own), fewest, timeout_s=timeout_s))
+
+    def _lacks_servers(self) -> str:
+        placement = self.servers.placement
+        if placement is None:
+            return "the operator has named no snapshot server yet"
+        return "" if placement.write else "there is no snapshot server for this process"
 
     def _operation(self, step: int) -> SaveOperation:
         temporary = self._paths.temporary(step, self._attempt, self._saves)
-        return SaveOperation(self._paths, temporary, self._gang, self._writer, how=_HOW)
+        return SaveOperation(self._paths, temporary, self._gang, self._writer, how=self._how)
 
     def _refuse(self, step: int, error: Exception) -> None:
         """Fails the snapshot that the others begin and this process cannot."""
@@ -290,7 +336,7 @@ class MemorySnapshots:
             self._due.retire(number_asked)
             while self._retired < ordinal - 2:
                 self._retired += 1
-                self._gang.retire(f"checkpoint/{self._attempt}/{_HOW.kind}/{self._retired}")
+                self._gang.retire(f"checkpoint/{self._attempt}/{_KIND}/{self._retired}")
         except GracepointError as error:
             logger.warning("could not remove the keys of earlier snapshots: %s", error)
 
@@ -323,6 +369,18 @@ class _Sending:
         return self._wait(self, timeout_s)
 
 
-def _own(options: WriteOptions) -> WriteOptions:
-    """Returns the options without what belongs to the user's saves, and without what leaves values on the devices."""
-    return dataclasses.replace(options, callback=DEFAULT_OPTIONS.callback, device_host_max_bytes=None, writer=None)
+def _plain(options: WriteOptions) -> WriteOptions:
+    """Returns the options of snapshots: nothing is encoded, so that the bytes that are sent are those of the arrays.
+
+    Nothing in them belongs to the user's saves, and nothing leaves values on the devices.
+    """
+    return dataclasses.replace(
+        options,
+        use_ocdbt=False,
+        compression=None,
+        express=True,
+        callback=DEFAULT_OPTIONS.callback,
+        device_host_max_bytes=None,
+        write_limit_bytes=None,
+        writer=None,
+    )

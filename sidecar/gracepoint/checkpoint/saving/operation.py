@@ -311,6 +311,11 @@ class SaveOperation:
         return save
 
     @property
+    def prepared(self) -> PreparedSave:
+        """The plan, once ``describe`` was called."""
+        return self._prepared
+
+    @property
     def total_bytes(self) -> int:
         """Bytes of the state over all processes."""
         return self._prepared.plan.total_bytes

@@ -216,8 +216,7 @@ class PreparedSave:
             first.
         plan: The part of a save that this process does.
         handlers: Handlers of types that are not saved without one. None: there are none.
-        snapshot: Memory for what a save in the background writes. None if it is not reserved yet.
-        sent: Memory for what is sent to the memory of other machines. None if it is not reserved yet.
+        snapshot: Memory for a snapshot. None if it is not reserved yet.
         has_many_chunks: Whether the manifest of a save is in parts, in a store that can rename.
         chunk_writers: Which process writes each chunk, as bytes. Empty if the manifest is not in parts, and in all
             processes but the first.
@@ -231,7 +230,6 @@ class PreparedSave:
     plan: WritePlan
     handlers: HandlerRegistry | None = None
     snapshot: HostSnapshot | None = None
-    sent: HostSnapshot | None = None
     has_many_chunks: bool = False
     chunk_writers: bytes = b""
 
@@ -250,7 +248,7 @@ class SaveSettings:
         host_memory_limit_bytes: Largest size of a snapshot in this process. None: the available memory of the host.
         handlers: Handlers of types that are not saved without one, equal in all processes. None: there are none.
         processes: ``jax.process_index()`` of each process of the gang. None: the index in the gang is the same.
-        sends: Whether states are also sent to the memory of other machines, which takes memory for one more copy.
+        sends: Whether what is planned is sent to the memory of nodes, and not written to storage.
     """
 
     options: WriteOptions = DEFAULT_OPTIONS
@@ -291,11 +289,12 @@ class SavePlanner:
         in_background: bool,
         save_args: Any = None,
         host_state: Callable[[], Mapping[str, Any]] = dict,
+        held_bytes: int = 0,
     ) -> int:
         """Plans a save, and compares the plan with those of the other processes. Collective.
 
         Also compiles the functions that copy slices of shards. With ``in_background``, memory for a snapshot is
-        reserved and touched, too.
+        reserved and touched, too. ``held_bytes`` of the limit are in use for something else.
 
         Returns:
             Bytes of the state over all processes.
@@ -315,17 +314,10 @@ class SavePlanner:
             several = self._gang.process_count > 1
             description = describe(leaves, prepared.specs, prepared.plan, values) if several else {}
         check(description, gang=self._gang, key=key)
-        writes = in_background or self._options.writer not in IN_THREADS  # a worker needs it in emergencies, too
-        if writes or self._sends:
+        if in_background or self._options.writer not in IN_THREADS:  # a worker needs a snapshot in emergencies, too
             priorities = ask_priorities(leaves, prepared.plan, self._options)
-            needed_bytes = self._needed_bytes(prepared, priorities) if writes else 0
-            if self._sends and prepared.sent is None:
-                needed_bytes += snapshot_bytes(prepared.plan, {})
-            self._check_fits(needed_bytes, self._gang, key, writes=writes, sends=self._sends)
-            if writes:
-                self._reserve(prepared, priorities)
-            if self._sends:
-                self._reserve_sent(prepared)
+            self._check_fits(self._needed_bytes(prepared, priorities), self._gang, key, held_bytes)
+            self._reserve(prepared, priorities)
         return prepared.plan.total_bytes
 
     def plan(self, state: Any, save_args: Any = None) -> tuple[list[pytree.Leaf], PreparedSave]:
@@ -369,22 +361,13 @@ class SavePlanner:
             self._check_fits(needed_bytes, SingleProcess(), key)
         return self._reserve(prepared, priorities)
 
-    def memory_to_send(self, prepared: PreparedSave, key: str) -> HostSnapshot:
-        """Returns the memory for what is sent to other machines, all of it copied at once, whatever the priorities.
-
-        Raises:
-            CheckpointError: It was not reserved, and does not fit into memory; ``key`` names the save.
-        """
-        if prepared.sent is not None and not prepared.sent.is_free():
-            prepared.sent = None
-        if prepared.sent is None:
-            self._check_fits(snapshot_bytes(prepared.plan, {}), SingleProcess(), key, writes=False, sends=True)
-        return self._reserve_sent(prepared)
-
-    def _reserve_sent(self, prepared: PreparedSave) -> HostSnapshot:
-        if prepared.sent is None:
-            prepared.sent = HostSnapshot(prepared.specs, prepared.plan, {})
-        return prepared.sent
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of host memory that the snapshot takes. 0 if none is reserved."""
+        prepared = self._prepared
+        if prepared is None or prepared.snapshot is None:
+            return 0
+        return snapshot_bytes(prepared.plan, prepared.snapshot.priorities)
 
     def _needed_bytes(self, prepared: PreparedSave, priorities: Priorities) -> int:
         return 0 if prepared.snapshot is not None else snapshot_bytes(prepared.plan, priorities)
@@ -396,17 +379,15 @@ class SavePlanner:
             )
         return prepared.snapshot
 
-    def _check_fits(
-        self, needed_bytes: int, gang: ProcessGroup, key: str, *, writes: bool = True, sends: bool = False
-    ) -> None:
+    def _check_fits(self, needed_bytes: int, gang: ProcessGroup, key: str, held_bytes: int = 0) -> None:
         memory.check_fits(
             needed_bytes,
             self._memory_limit_bytes,
             gang=gang,
             key=key,
             free_memory=self._left,
-            writes=writes,
-            sends=sends,
+            held_bytes=held_bytes,
+            sends=self._sends,
         )
 
     def _prepare(self, leaves: Sequence[pytree.Leaf], form: TreeSignature, save_args: Any) -> PreparedSave:

@@ -1,43 +1,86 @@
 """Snapshots beside the saves: which are taken, whose copy they send, and what they do to training if they fail.
 
-A directory stands for the servers: for all that is tested here they are one more place of steps.
+The snapshot servers are real ones.
 """
 
 from __future__ import annotations
 
 import errno
 import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gracepoint.checkpoint import WriteOptions
 from gracepoint.checkpoint.engine import StepCheckpointer
-from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.restoring.restore_step import Restored
 from gracepoint.checkpoint.saving import memory_snapshots
 from gracepoint.checkpoint.saving.memory_snapshots import MemorySettings, MemorySnapshots
 from gracepoint.checkpoint.saving.schedule import SaveSchedule
-from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.checkpoint.storage.posix import PosixPath
+from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError
-from gracepoint.process_group import ProcessGroup
+from gracepoint.process_group import ProcessGroup, SingleProcess
+from gracepoint.snapshots.snapshot_servers import PartCopies, ServerPlacement
 from tests.unit.checkpoint.fakes.engine import (
     assert_same,
-    chunk_files,
     engine,
     in_gang,
     outcomes_in_gang,
     restore,
     small_state,
 )
+from tests.unit.snapshots.fakes.servers import Served, damage, placed, serving, shown, view
 from tests.waiting import until
+
+pytestmark = pytest.mark.integration
 
 EVERY_STEP = SaveSchedule(every_steps=1)
 
 
-def settings(root: Path, **changes: Any) -> MemorySettings:
-    fields: dict[str, Any] = {"paths": Layout(storage_path(root / "memory")), "schedule": EVERY_STEP}
-    return MemorySettings(**fields | changes)
+class Nodes:
+    """Two nodes with a server each, which hold the parts of all processes, and a directory of steps.
+
+    Args:
+        root: The directory.
+        serve: Starts a server.
+    """
+
+    def __init__(self, root: Path, serve: Callable[..., Served]) -> None:
+        self.storage = root / "storage"
+        self.servers = [serve(), serve()]
+
+    def placement(self, attempt: int = 1) -> ServerPlacement:
+        return placed(self.servers, text=shown(attempt=attempt))
+
+    def training(
+        self,
+        gang: ProcessGroup | None = None,
+        *,
+        attempt: int = 1,
+        placement: ServerPlacement | None = None,
+        schedule: SaveSchedule = EVERY_STEP,
+        **options: Any,
+    ) -> StepCheckpointer:
+        """The engine of a process in an attempt of the job."""
+        settings = MemorySettings(view(placement or self.placement(attempt)), schedule)
+        return engine(self.storage, gang or SingleProcess(), attempt=f"job-{attempt}-a", memory=settings, **options)
+
+    def again(self, gang: ProcessGroup | None = None) -> tuple[StepCheckpointer, Restored]:
+        """What the next start restores."""
+        then = self.training(gang, attempt=2)
+        found = then.restore(small_state(), timeout_s=60)
+        assert found is not None
+        return then, found
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    with serving(tmp_path) as serve:
+        yield Nodes(tmp_path, serve)
 
 
 def taken(checkpointer: StepCheckpointer) -> MemorySnapshots:
@@ -61,108 +104,123 @@ def wait(checkpointer: StepCheckpointer) -> int | None:
     return None if memory.newest is None else memory.newest.step
 
 
-def test_snapshot_is_a_step_in_memory_and_touches_no_storage(tmp_path: Path) -> None:
-    checkpointer = engine(tmp_path / "storage", memory=settings(tmp_path))
-    state = small_state(3)
-    assert pass_step(checkpointer, 5, state)
-    assert wait(checkpointer) == 5
+def snapshot(checkpointer: StepCheckpointer, step: int, state: Any = None) -> None:
+    """Has a step in memory."""
+    assert pass_step(checkpointer, step, small_state(step) if state is None else state)
+    assert wait(checkpointer) == step, taken(checkpointer).skips
+
+
+class Hanging:
+    """Has the first done-record of a part not arrive in the servers until it is let go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, part: int) -> None:
+        self.hangs, self.goes_on = threading.Event(), threading.Event()
+        finish: Any = PartCopies.finish
+
+        def hang(copies: PartCopies, *arguments: Any) -> tuple[str, ...]:
+            if copies.name.part == part and not self.hangs.is_set():
+                self.hangs.set()
+                assert self.goes_on.wait(60)
+            nodes: tuple[str, ...] = finish(copies, *arguments)
+            return nodes
+
+        monkeypatch.setattr(PartCopies, "finish", hang)
+
+
+def test_snapshot_is_a_step_in_memory_and_touches_no_storage(nodes: Nodes) -> None:
+    checkpointer, state = nodes.training(), small_state(3)
+    snapshot(checkpointer, 5, state)
     newest = taken(checkpointer).newest
     assert newest is not None
-    assert (newest.copies, newest.part_bytes > 0) == (2, True)
-    assert not (tmp_path / "storage").exists()
-    found = restore(tmp_path / "memory", small_state())
-    assert found is not None
-    assert (found.step, found.host_state) == (5, {"rng": 5})
+    assert (newest.copies, newest.nodes) == (2, tuple(served.at.node for served in nodes.servers))
+    assert not nodes.storage.exists()
+    then, found = nodes.again()
+    assert (found.step, found.from_memory, found.host_state) == (5, True, {"rng": 5})
     assert_same(found.state, state)
+    assert then.committed_step is None
 
 
-def test_snapshots_come_by_their_own_interval(tmp_path: Path) -> None:
-    checkpointer = engine(tmp_path, memory=settings(tmp_path, schedule=SaveSchedule(every_steps=3)))
+def test_snapshots_come_by_their_own_interval(nodes: Nodes) -> None:
+    checkpointer = nodes.training(schedule=SaveSchedule(every_steps=3))
     begun = [step for step in range(1, 8) if pass_step(checkpointer, step, small_state(step)) and wait(checkpointer)]
     assert begun == [3, 6]
 
 
-def test_what_is_older_than_the_newest_safe_step_is_dropped(tmp_path: Path) -> None:
-    dropped: list[int] = []
-    checkpointer = engine(tmp_path, memory=settings(tmp_path, drop_before=dropped.append))
-    for step in (1, 2):
-        assert pass_step(checkpointer, step, small_state(step))
-        assert wait(checkpointer) == step
-    assert dropped == [1, 2]
+def test_servers_hold_the_newest_safe_step_alone(nodes: Nodes) -> None:
+    checkpointer = nodes.training()
+    for step in (1, 2, 3):
+        snapshot(checkpointer, step)
+    for served in nodes.servers:
+        entries = served.client().entries("", Deadline.after(60, time.monotonic))
+        assert {entry.place.step for entry in entries} == {3}
 
 
-def test_servers_that_cannot_drop_cost_no_snapshot(tmp_path: Path) -> None:
-    def away(step: int) -> None:
-        raise OSError("no answer")
-
-    checkpointer = engine(tmp_path, memory=settings(tmp_path, drop_before=away))
-    assert pass_step(checkpointer, 1, small_state())
-    assert wait(checkpointer) == 1
-    assert taken(checkpointer).skips.count == 0
-
-
-def test_copy_of_a_save_that_began_at_the_same_step_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_of_a_save_that_began_at_the_same_step_is_sent(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     def another_copy(*arguments: Any) -> None:
         raise AssertionError("the state was copied from the devices twice")
 
     monkeypatch.setattr(memory_snapshots, "Transfer", another_copy)
-    checkpointer, state = engine(tmp_path / "storage", memory=settings(tmp_path)), small_state(4)
+    checkpointer, state = nodes.training(), small_state(4)
     checkpointer.save_in_background(5, state, {})
-    assert pass_step(checkpointer, 5, state)
+    snapshot(checkpointer, 5, state)
     checkpointer.wait_until_finished()
-    assert wait(checkpointer) == 5
-    for root in ("storage", "memory"):
-        found = restore(tmp_path / root, small_state())
-        assert found is not None
-        assert_same(found.state, state)
+    stored = restore(nodes.storage, small_state())
+    assert stored is not None
+    assert_same(stored.state, state)
+    nodes.storage.rename(nodes.storage.with_name("gone"))
+    _, found = nodes.again()
+    assert_same(found.state, state)
 
 
-def test_snapshots_go_on_while_a_save_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow, goes_on = hanging(monkeypatch, "storage", "done.process_0.json")
-    checkpointer = engine(tmp_path / "storage", memory=settings(tmp_path))
-    checkpointer.save_in_background(5, small_state(5), {})
-    assert slow.wait(30)
-    assert pass_step(checkpointer, 5, small_state(5))
-    assert wait(checkpointer) == 5
-    assert pass_step(checkpointer, 6, small_state(6))
-    assert wait(checkpointer) == 6
-    goes_on.set()
+def test_state_that_storage_encodes_is_sent_plain(nodes: Nodes) -> None:
+    checkpointer, state = nodes.training(options=WriteOptions(compression="zstd", use_ocdbt=True)), small_state(4)
+    checkpointer.save_in_background(5, state, {})
+    snapshot(checkpointer, 5, state)
     checkpointer.wait_until_finished()
-    for root, step in (("storage", 5), ("memory", 6)):
-        found = restore(tmp_path / root, small_state())
-        assert found is not None
-        assert found.step == step
-        assert_same(found.state, small_state(step))
+    snapshot(checkpointer, 6)
+    _, found = nodes.again()
+    assert (found.step, found.from_memory) == (6, True)
+    assert_same(found.state, small_state(6))
 
 
-def hanging(monkeypatch: pytest.MonkeyPatch, root: str, name: str) -> tuple[threading.Event, threading.Event]:
-    """Has the first write of a file hang. Returns what says that it does, and what ends it."""
-    hangs, goes_on = threading.Event(), threading.Event()
-    put = PosixPath.put
+def test_snapshots_go_on_while_a_save_is_slow(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, goes_on, put = threading.Event(), threading.Event(), PosixPath.put
 
     def hang(path: PosixPath, data: bytes) -> None:
-        if path.name == name and f"/{root}/" in str(path) and not hangs.is_set():
-            hangs.set()
+        if path.name == "done.process_0.json":
+            slow.set()
             assert goes_on.wait(60)
         put(path, data)
 
     monkeypatch.setattr(PosixPath, "put", hang)
-    return hangs, goes_on
+    checkpointer = nodes.training()
+    checkpointer.save_in_background(5, small_state(5), {})
+    assert slow.wait(30)
+    snapshot(checkpointer, 5)
+    snapshot(checkpointer, 6)
+    goes_on.set()
+    checkpointer.wait_until_finished()
+    stored = restore(nodes.storage, small_state())
+    assert stored is not None
+    assert stored.step == 5
+    assert_same(stored.state, small_state(5))
+    _, found = nodes.again()
+    assert (found.step, found.from_memory) == (6, True)
+    assert_same(found.state, small_state(6))
 
 
 def test_snapshot_in_progress_anywhere_is_skipped_by_all_and_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hangs, goes_on = hanging(monkeypatch, "memory", "done.process_1.json")
-    turn = threading.Barrier(3, timeout=60)
+    hanging, turn = Hanging(monkeypatch, part=1), threading.Barrier(3, timeout=60)
 
     def run(gang: ProcessGroup) -> tuple[Any, ...]:
-        checkpointer = engine(tmp_path / "storage", gang, memory=settings(tmp_path))
+        checkpointer = nodes.training(gang)
         begun = [pass_step(checkpointer, 1, small_state(1))]
-        assert hangs.wait(30)
+        assert hanging.hangs.wait(30)
         begun += [pass_step(checkpointer, 2, small_state(2)), pass_step(checkpointer, 3, small_state(3))]
         turn.wait()
-        goes_on.set()
+        hanging.goes_on.set()
         assert wait(checkpointer) == 1
         begun.append(pass_step(checkpointer, 4, small_state(4)))
         skips = taken(checkpointer).skips
@@ -172,184 +230,178 @@ def test_snapshot_in_progress_anywhere_is_skipped_by_all_and_said(
 
 
 def test_part_that_cannot_be_sent_leaves_all_without_this_snapshot_and_the_next_one_comes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put, failed = PosixPath.put, threading.Event()
+    finish, failed = PartCopies.finish, threading.Event()
 
-    def fail(path: PosixPath, data: bytes) -> None:
-        if path.name == "done.process_1.json" and not failed.is_set():
+    def fail(copies: PartCopies, *arguments: Any) -> Any:
+        if copies.name.part == 1 and not failed.is_set():
             failed.set()
-            raise OSError("the server is gone")
-        put(path, data)
+            raise OSError("the servers are gone")
+        return finish(copies, *arguments)
 
-    monkeypatch.setattr(PosixPath, "put", fail)
+    monkeypatch.setattr(PartCopies, "finish", fail)
 
     def run(gang: ProcessGroup) -> tuple[Any, ...]:
-        checkpointer = engine(tmp_path / "storage", gang, memory=settings(tmp_path))
+        checkpointer = nodes.training(gang)
         assert pass_step(checkpointer, 1, small_state(1))
         first = wait(checkpointer)
         assert pass_step(checkpointer, 2, small_state(2))
         skips = taken(checkpointer).skips
-        return first, wait(checkpointer), skips.count, "the server is gone" in skips.reason
+        return first, wait(checkpointer), skips.count, "the servers are gone" in skips.reason
 
     assert in_gang(2, run) == [(None, 2, 1, True)] * 2
 
 
-def test_state_that_cannot_be_saved_costs_the_snapshot_and_not_the_training(tmp_path: Path) -> None:
-    checkpointer = engine(tmp_path, memory=settings(tmp_path))
+def test_copies_are_those_of_the_part_that_has_fewest(nodes: Nodes) -> None:
+    def run(gang: ProcessGroup) -> tuple[int, int]:
+        fewer = placed(nodes.servers[:1], nodes.servers[1:])
+        checkpointer = nodes.training(gang, placement=fewer if gang.process_index == 1 else None)
+        snapshot(checkpointer, 1)
+        newest = taken(checkpointer).newest
+        assert newest is not None
+        return newest.copies, len(newest.nodes)
+
+    assert in_gang(2, run) == [(1, 2), (1, 1)]
+
+
+def test_state_that_cannot_be_saved_costs_the_snapshot_and_not_the_training(nodes: Nodes) -> None:
+    checkpointer = nodes.training()
     assert pass_step(checkpointer, 1, {"w": object()})
     assert taken(checkpointer).skips.count == 1
     assert "object" in taken(checkpointer).skips.reason
-    assert pass_step(checkpointer, 2, small_state())
-    assert wait(checkpointer) == 2
+    snapshot(checkpointer, 2)
 
 
-def test_no_snapshot_is_begun_without_servers(tmp_path: Path) -> None:
-    words = ["no snapshot server has room", ""]
-    checkpointer = engine(tmp_path, memory=settings(tmp_path, why_not=lambda: words.pop(0)))
+def test_no_snapshot_is_begun_without_servers(nodes: Nodes) -> None:
+    checkpointer = nodes.training(placement=placed([], nodes.servers))
     assert not pass_step(checkpointer, 1, small_state())
-    assert taken(checkpointer).skips == memory_snapshots.Skips(1, "no snapshot server has room")
-    assert pass_step(checkpointer, 2, small_state())
-    assert wait(checkpointer) == 2
+    assert taken(checkpointer).skips == memory_snapshots.Skips(1, "there is no snapshot server for this process")
+    taken(checkpointer).servers.place(nodes.placement())
+    snapshot(checkpointer, 2)
 
 
 def test_save_that_needs_the_memory_ends_the_snapshot_that_is_sent_from_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hangs, goes_on = hanging(monkeypatch, "memory", "done.process_0.json")
-    checkpointer = engine(tmp_path / "storage", memory=settings(tmp_path))
+    hanging = Hanging(monkeypatch, part=0)
+    checkpointer = nodes.training()
     checkpointer.save_in_background(1, small_state(1), {})
     assert pass_step(checkpointer, 1, small_state(1))
-    assert hangs.wait(30)
-    ends = threading.Timer(0.2, goes_on.set)
-    ends.start()
+    assert hanging.hangs.wait(30)
+    threading.Timer(0.2, hanging.goes_on.set).start()
     checkpointer.save_in_background(2, small_state(2), {})
     checkpointer.wait_until_finished()
-    found = restore(tmp_path / "storage", small_state())
-    assert found is not None
-    assert_same(found.state, small_state(2))
+    stored = restore(nodes.storage, small_state())
+    assert stored is not None
+    assert_same(stored.state, small_state(2))
     wait(checkpointer)
-    assert pass_step(checkpointer, 3, small_state(3))
-    assert wait(checkpointer) == 3
-    found = restore(tmp_path / "memory", small_state())
-    assert found is not None
+    snapshot(checkpointer, 3)
+    _, found = nodes.again()
     assert_same(found.state, small_state(3))
 
 
 @pytest.mark.parametrize(
-    ("in_background", "copies", "words"),
+    ("in_background", "short"),
     [
-        pytest.param(True, 2, "saves in the background and snapshots in the memory of nodes need", id="both"),
-        pytest.param(False, 1, "snapshots in the memory of nodes need", id="snapshots alone"),
+        pytest.param(True, "allows {limit}, of which saves use {part}", id="beside saves"),
+        pytest.param(False, "allows {limit}", id="snapshots alone"),
     ],
 )
 def test_memory_for_snapshots_is_checked_at_the_start_and_refused_with_numbers(
-    tmp_path: Path, in_background: bool, copies: int, words: str
+    nodes: Nodes, in_background: bool, short: str
 ) -> None:
     state = small_state()
-    part_bytes = state["w"].nbytes + state["b"].nbytes + 8
-    limit = copies * part_bytes - 1
-    checkpointer = engine(tmp_path, memory=settings(tmp_path), host_memory_limit_bytes=limit)
-    with pytest.raises(
-        CheckpointError, match=f"{words} {copies * part_bytes} bytes .* allows {limit}: .* left out|out"
-    ):
-        checkpointer.prepare(state, in_background=in_background)
-    enough = engine(tmp_path, memory=settings(tmp_path), host_memory_limit_bytes=limit + 1)
-    assert enough.prepare(state, in_background=in_background) == part_bytes
+    part = state["w"].nbytes + state["b"].nbytes + 8
+    limit = part * (1 + in_background) - 1
+    words = (
+        f"snapshots in the memory of nodes need {part} bytes .* {short.format(limit=limit, part=part)}: leave them out"
+    )
+    with pytest.raises(CheckpointError, match=words):
+        nodes.training(host_memory_limit_bytes=limit).prepare(state, in_background=in_background)
+    enough = nodes.training(host_memory_limit_bytes=limit + 1)
+    assert enough.prepare(state, in_background=in_background) == part
 
 
-def test_end_of_training_ends_the_snapshot_in_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hangs, goes_on = hanging(monkeypatch, "memory", "done.process_0.json")
-    checkpointer = engine(tmp_path / "storage", memory=settings(tmp_path))
+def test_end_of_training_ends_the_snapshot_in_progress(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging = Hanging(monkeypatch, part=0)
+    checkpointer = nodes.training()
     assert pass_step(checkpointer, 1, small_state(1))
-    assert hangs.wait(30)
-    ends = threading.Timer(0.2, goes_on.set)
-    ends.start()
+    assert hanging.hangs.wait(30)
+    threading.Timer(0.2, hanging.goes_on.set).start()
     checkpointer.close(30)
     assert not taken(checkpointer).busy
 
 
-def test_step_in_memory_that_is_newer_than_all_stored_ones_is_restored_and_then_stored(tmp_path: Path) -> None:
-    first = engine(tmp_path / "storage", memory=settings(tmp_path))
+def test_step_in_memory_that_is_newer_than_all_stored_ones_is_restored_and_then_stored(nodes: Nodes) -> None:
+    first = nodes.training()
     first.save_in_background(4, small_state(4), {"rng": 4})
     first.wait_until_finished()
-    assert pass_step(first, 5, small_state(5))
-    assert wait(first) == 5
-    then = engine(tmp_path / "storage", attempt="job-1-b", memory=settings(tmp_path))
-    found = then.restore(small_state(), timeout_s=60)
-    assert found is not None
+    snapshot(first, 5)
+    then, found = nodes.again()
     assert (found.step, found.from_memory, found.host_state) == (5, True, {"rng": 5})
     assert_same(found.state, small_state(5))
     assert then.committed_step is None
     then.save_in_background(5, found.state, {})
     then.wait_until_finished()
-    stored = restore(tmp_path / "storage", small_state())
+    stored = restore(nodes.storage, small_state())
     assert stored is not None
     assert stored.step == 5
 
 
-def test_stored_step_is_restored_if_it_is_as_new(tmp_path: Path) -> None:
-    first = engine(tmp_path / "storage", memory=settings(tmp_path))
-    assert pass_step(first, 5, small_state(5))
-    assert wait(first) == 5
-    first.save_in_background(5, small_state(5), {})
+def test_stored_step_is_restored_if_it_is_as_new(nodes: Nodes) -> None:
+    first = nodes.training()
+    snapshot(first, 5)
+    first.save_in_background(5, small_state(5), {"rng": 5})
     first.wait_until_finished()
-    then = engine(tmp_path / "storage", attempt="job-1-b", memory=settings(tmp_path))
-    found = then.restore(small_state(), timeout_s=60)
-    assert found is not None
+    then, found = nodes.again()
     assert (found.step, found.from_memory, then.committed_step) == (5, False, 5)
 
 
+def test_another_number_of_processes_restores_from_memory(nodes: Nodes) -> None:
+    in_gang(4, lambda gang: snapshot(nodes.training(gang), 5))
+
+    def again(gang: ProcessGroup) -> tuple[int, bool]:
+        then = nodes.training(gang, attempt=2)
+        found = then.restore(small_state(), timeout_s=60, reshard={"rng": lambda values, index, count: values[0]})
+        assert found is not None
+        assert_same(found.state, small_state(5))
+        return found.step, found.from_memory
+
+    assert in_gang(3, again) == [(5, True)] * 3
+
+
+def test_damaged_copy_is_found_and_the_other_one_is_read(nodes: Nodes) -> None:
+    snapshot(nodes.training(), 5)
+    damage(nodes.servers[0], "w/0.0")
+    _, found = nodes.again()
+    assert found.from_memory
+    assert_same(found.state, small_state(5))
+
+
 @pytest.mark.parametrize("harm", ["damaged", "a part is missing", "no server answers"])
-def test_snapshot_that_cannot_be_restored_leaves_the_stored_step(
-    tmp_path: Path, harm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_snapshot_that_cannot_be_restored_leaves_the_stored_step(nodes: Nodes, harm: str) -> None:
     def run(gang: ProcessGroup) -> None:
-        first = engine(tmp_path / "storage", gang, memory=settings(tmp_path))
-        first.save_in_background(4, small_state(4), {})
+        first = nodes.training(gang)
+        first.save_in_background(4, small_state(4), {"rng": 4})
         first.wait_until_finished()
-        assert pass_step(first, 5, small_state(5))
-        assert wait(first) == 5
+        snapshot(first, 5)
 
     in_gang(2, run)
-    step = tmp_path / "memory" / "5"
-    if harm == "damaged":
-        chunk = chunk_files(tmp_path / "memory", 5, "w")[0]
-        data = bytearray(chunk.read_bytes())
-        data[-1] ^= 1
-        chunk.write_bytes(data)
-    elif harm == "a part is missing":  # it was still sent when the processes died
-        step.rename(tmp_path / "memory" / "5.gracepoint-tmp.job-0-a.1")
-        (tmp_path / "memory" / "5.gracepoint-tmp.job-0-a.1" / "done.process_1.json").unlink()
-    else:
-        children = PosixPath.children
-
-        def away(path: PosixPath) -> Any:
-            if str(path).endswith("/memory"):
-                raise ConnectionRefusedError("no server answers")
-            return children(path)
-
-        monkeypatch.setattr(PosixPath, "children", away)
+    for served in nodes.servers:
+        if harm == "damaged":
+            damage(served, "w/0.0")
+        elif harm == "a part is missing":  # it was still sent when the processes died
+            served.client().drop("5/1/1", Deadline.after(60, time.monotonic))
+        else:
+            served.close()
 
     def again(gang: ProcessGroup) -> tuple[Any, ...]:
-        then = engine(tmp_path / "storage", gang, attempt="job-1-b", memory=settings(tmp_path))
-        found = then.restore(small_state(), timeout_s=60)
-        assert found is not None
+        then, found = nodes.again(gang)
         assert_same(found.state, small_state(4))
         return found.step, found.from_memory, then.committed_step
 
     assert in_gang(2, again) == [(4, False, 4)] * 2
-
-
-def test_snapshot_that_was_complete_when_all_processes_died_is_restored(tmp_path: Path) -> None:
-    first = engine(tmp_path / "storage", memory=settings(tmp_path))
-    assert pass_step(first, 5, small_state(5))
-    assert wait(first) == 5
-    (tmp_path / "memory" / "5").rename(tmp_path / "memory" / "5.gracepoint-tmp.job-0-a.1")
-    then = engine(tmp_path / "storage", attempt="job-1-b", memory=settings(tmp_path))
-    found = then.restore(small_state(), timeout_s=60)
-    assert found is not None
-    assert (found.step, found.from_memory) == (5, True)
 
 
 def storage_is_away(root: Path, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
@@ -366,26 +418,19 @@ def storage_is_away(root: Path, monkeypatch: pytest.MonkeyPatch) -> threading.Ev
 
 
 def test_start_without_storage_trains_from_memory_and_stores_when_it_is_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    storage = tmp_path / "storage"
-
-    def run(gang: ProcessGroup) -> None:
-        first = engine(storage, gang, memory=settings(tmp_path))
-        assert pass_step(first, 5, small_state(5))
-        assert wait(first) == 5
-
-    in_gang(2, run)
-    back = storage_is_away(storage, monkeypatch)
+    in_gang(2, lambda gang: snapshot(nodes.training(gang), 5))
+    back = storage_is_away(nodes.storage, monkeypatch)
 
     def again(gang: ProcessGroup) -> tuple[Any, ...]:
-        then = engine(storage, gang, attempt="job-1-b", memory=settings(tmp_path))
+        then = nodes.training(gang, attempt=2)
         claimed = then.access.claim_if_there("job-a", timeout_s=60, away_s=60, answer_s=5)
         found = then.restore(small_state(), timeout_s=60)
         assert found is not None
         assert_same(found.state, small_state(5))
         then.prepare(found.state)
-        touched = storage.exists()
+        touched = nodes.storage.exists()
         with pytest.raises(CheckpointError, match="as the storage says"):
             then.save_in_background(6, small_state(6), {})
         gang.barrier("tried", timeout_s=60)
@@ -397,28 +442,26 @@ def test_start_without_storage_trains_from_memory_and_stores_when_it_is_back(
         return claimed, found.step, found.from_memory, touched, holds
 
     assert in_gang(2, again) == [(False, 5, True, False, True), (False, 5, True, False, False)]
-    found = restore(storage, small_state())
-    assert found is not None
-    assert found.step == 7
+    stored = restore(nodes.storage, small_state())
+    assert stored is not None
+    assert stored.step == 7
 
 
 def test_start_without_storage_and_without_a_snapshot_waits_for_the_storage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    back = storage_is_away(tmp_path / "storage", monkeypatch)
-    then = engine(tmp_path / "storage", memory=settings(tmp_path))
+    back = storage_is_away(nodes.storage, monkeypatch)
+    then = nodes.training()
     assert not then.access.claim_if_there("job-a", timeout_s=60, away_s=60, answer_s=5)
-    comes = threading.Timer(0.2, back.set)
-    comes.start()
+    threading.Timer(0.2, back.set).start()
     assert then.restore(small_state(), timeout_s=60) is None
     assert then.access.holds_lease
     then.close(60)
 
 
-def test_process_at_another_step_is_found_at_the_snapshot(tmp_path: Path) -> None:
+def test_process_at_another_step_is_found_at_the_snapshot(nodes: Nodes) -> None:
     def run(gang: ProcessGroup) -> bool:
-        checkpointer = engine(tmp_path / "storage", gang, memory=settings(tmp_path))
-        return taken(checkpointer).begins(1 + gang.process_index, sync_point=1)
+        return taken(nodes.training(gang)).begins(1 + gang.process_index, sync_point=1)
 
     outcomes = outcomes_in_gang(2, run)
     assert sum("step 1 at sync point 1" in str(outcome) and "step 2" in str(outcome) for outcome in outcomes) == 1

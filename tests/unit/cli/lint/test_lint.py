@@ -278,6 +278,18 @@ def test_a_preemption_is_described_in_sentences() -> None:
         assert words in said, said
 
 
+@pytest.mark.parametrize(
+    ("memory", "words"),
+    [
+        pytest.param({"everySteps": 5}, "Every 5 steps the state is sent to the memory of 2 nodes", id="two copies"),
+        pytest.param({"everySeconds": 30, "copies": 1}, "of pods, but not that of a node loses", id="one copy"),
+    ],
+)
+def test_what_an_end_without_notice_costs_with_snapshots_is_said(memory: Json, words: str) -> None:
+    checkpoint = {"directory": "/c/{jobset}", "memory": memory}
+    assert words in " ".join(report(good(), policy(checkpoint=checkpoint)).effects)
+
+
 @pytest.mark.parametrize(("mode", "words"), [("Observe", "pods get no notice"), ("Drill", "continues to train")])
 def test_modes_that_do_not_exit_are_reported(mode: str, words: str) -> None:
     assert words in report(good(), policy(mode=mode)).effects[-1]

@@ -373,6 +373,19 @@ def test_a_reported_step_alone_proves_no_commit(state: dict[str, Any], phase: st
     assert not preemption_status.proves_commit(known, resumption(40))
 
 
+def test_a_step_from_the_memory_of_nodes_proves_no_commit_and_is_said() -> None:
+    known = preemption({"step": 40}, phase="Expired", restartAttempt=0)
+    said = dataclasses.replace(resumption(40), from_memory=True)
+    assert not preemption_status.proves_commit(known, said)
+    after = preemption_status.resumed(known, said, NOW + 60)
+    assert (after.restored_step, after.restored_from_memory) == (40, True)
+    assert preemption_status.resumed(known, resumption(40), NOW + 60).restored_from_memory is None
+    note = preemption_status.note_of_resumption(
+        preemption({"restoredStep": 40, "restoredFromMemory": True}, phase="Expired")
+    )
+    assert note.message == f"{NAME}: training continues from step 40, which the memory of nodes had"
+
+
 def test_a_proven_commit_says_that_no_report_had_arrived() -> None:
     found = preemption_status.proven_committed(preemption({"ordinal": 41}, phase="Expired"), resumption(40), NOW + 60)
     assert (found.phase, found.step, found.steps_lost, found.ordinal) == (Phase.COMMITTED, 40, 0, 41)

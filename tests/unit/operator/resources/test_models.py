@@ -218,6 +218,21 @@ def test_written_objects_are_camel_case_and_leave_out_what_is_absent() -> None:
     assert PreemptionStatus(phase=Phase.NOTICED).to_json() == {"phase": "Noticed"}
 
 
+@pytest.mark.parametrize(
+    ("memory", "found"),
+    [
+        pytest.param({}, "found 0 and 0", id="neither"),
+        pytest.param({"everySteps": 5, "everySeconds": 30}, "found 5 and 30", id="both"),
+        pytest.param({"everySteps": 5, "copies": 3}, "less than or equal to 2", id="three copies"),
+        pytest.param({"everySteps": -5}, "greater than or equal to 0", id="negative"),
+        pytest.param({"everySteps": 5, "every": 3}, "Extra inputs", id="unknown"),
+    ],
+)
+def test_snapshots_have_one_interval(memory: dict[str, int], found: str) -> None:
+    with pytest.raises(ValidationError, match=found):
+        CheckpointPolicySpec.model_validate({"checkpoint": {"directory": "/c", "memory": memory}})
+
+
 def record() -> dict[str, Any]:
     now = "2026-01-02T03:04:05.678901+00:00"
     return {

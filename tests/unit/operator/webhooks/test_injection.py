@@ -40,13 +40,43 @@ def test_every_variable_of_the_wire_is_set() -> None:
             "keepForSeconds": 60,
             "tolerateFailuresSeconds": 60,
             "writer": "Worker",
+            "memory": {"everySteps": 5},
         },
         deadline={"headStartSeconds": 10},
         stalls={"afterSeconds": 60, "action": "Restart"},
         startup={"joinTimeoutSeconds": 900, "notJoinedExitCode": 99},
         training={"minProcesses": 2},
     )
-    assert set(environment(pod_of(injected(jobset(), policy))["containers"][0])) == wanted
+    by_time = policy_spec(checkpoint={"directory": "/c", "memory": {"everySeconds": 30}})  # it has one of both
+    found = set(environment(pod_of(injected(jobset(), policy))["containers"][0]))
+    assert found | set(environment(pod_of(injected(jobset(), by_time))["containers"][0])) == wanted
+
+
+@pytest.mark.parametrize(
+    ("memory", "told"),
+    [
+        pytest.param(None, {}, id="none"),
+        pytest.param({"everySteps": 5}, {Env.SNAPSHOT_EVERY_STEPS: "5", Env.SNAPSHOT_COPIES: "2"}, id="by steps"),
+        pytest.param(
+            {"everySeconds": 30, "copies": 1}, {Env.SNAPSHOT_EVERY_S: "30", Env.SNAPSHOT_COPIES: "1"}, id="by seconds"
+        ),
+    ],
+)
+def test_snapshots_are_what_the_policy_says(memory: Json | None, told: dict[str, str]) -> None:
+    checkpoint = {"directory": "/c"} | ({} if memory is None else {"memory": memory})
+    env = environment(pod_of(injected(jobset(), policy_spec(checkpoint=checkpoint)))["containers"][0])
+    assert {name: value for name, value in env.items() if "SNAPSHOT" in name} == told
+    if told:
+        assert Settings.from_environment({**told, Env.PROCESS_COUNT: "1"}).snapshots
+
+
+def test_container_that_has_an_interval_of_snapshots_keeps_it_in_its_unit() -> None:
+    body = jobset()
+    pod_of(body)["containers"][0]["env"] = [{"name": Env.SNAPSHOT_EVERY_STEPS, "value": "7"}]
+    policy = policy_spec(checkpoint={"directory": "/c", "memory": {"everySeconds": 30}})
+    env = environment(pod_of(injected(body, policy))["containers"][0])
+    assert env[Env.SNAPSHOT_EVERY_STEPS] == "7"
+    assert Env.SNAPSHOT_EVERY_S not in env
 
 
 def test_the_library_reads_what_is_injected() -> None:

@@ -100,6 +100,7 @@ class OperatorServer:
         refuse: Status by path, given in place of taking the message.
         answers: What is answered to a message that is taken, by path.
         heartbeat_s: Said in the hello; nothing is sent in between unless a test does.
+        authority: Signs its certificate.
     """
 
     def __init__(self) -> None:
@@ -111,10 +112,10 @@ class OperatorServer:
         self.refused: list[str] = []
         self.answers: dict[str, bytes] = {}
         self.heartbeat_s = 100.0
-        authority = trustme.CA()
-        self.ca_certificate = authority.cert_pem.bytes().decode()
+        self.authority = trustme.CA()
+        self.ca_certificate = self.authority.cert_pem.bytes().decode()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        authority.issue_cert("localhost").configure_cert(context)
+        self.authority.issue_cert("localhost").configure_cert(context)
         self._server = _Server(("127.0.0.1", 0), _handler(self))
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)

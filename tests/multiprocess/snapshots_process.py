@@ -1,0 +1,37 @@
+"""Trains on records of which each must be used once, with snapshots in the memory of nodes.
+
+    snapshots_process.py DIRECTORY STEPS PACE_S
+
+Besides what ``elastic_training`` tells, the log says each snapshot that is safe, and it prints where the state was.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Any
+
+import gracepoint
+from tests import elastic_training
+from tests.multiprocess.launcher import here
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s", stream=sys.stdout)
+    logging.getLogger("gracepoint.checkpoint.saving.memory_snapshots").setLevel(logging.DEBUG)  # says what is safe
+    directory, steps, pace_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    here().initialize_jax()
+    session = gracepoint.attach(directory, grace_period_s=20.0)
+
+    def say(word: str, value: Any) -> None:
+        print(word, json.dumps(value), flush=True)
+        if word == "restored":
+            where = session.restored
+            print("from", "nowhere" if where is None else "memory" if where.from_memory else "storage", flush=True)
+
+    elastic_training.train(session, steps, pace_s, say)
+
+
+if __name__ == "__main__":
+    main()
