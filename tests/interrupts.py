@@ -64,6 +64,8 @@ def interrupt_at(function: Callable[[], object], number: int, modules: Collectio
         return trace
 
     before = sys.gettrace()
+    # From Python 3.12 on, bytecodes are traced only if a frame has asked for it before.
+    sys._getframe().f_trace_opcodes = True
     try:
         sys.settrace(trace)
         function()

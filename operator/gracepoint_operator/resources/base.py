@@ -384,7 +384,7 @@ def _translate(node: dict[str, Any], definitions: dict[str, Any], path: str) -> 
     if isinstance(default := translated.get("default"), dict):
         translated["default"] = {name: value for name, value in default.items() if value is not None}
     if "description" in translated:
-        translated["description"] = _reflow(translated["description"])
+        translated["description"] = reflow(translated["description"])
     return translated
 
 
@@ -397,7 +397,7 @@ def _overlay(target: dict[str, Any], node: dict[str, Any], reference: str) -> di
     return {**target, **own}
 
 
-def _reflow(text: str) -> str:
+def reflow(text: str) -> str:
     """Docstring to description: paragraphs stay, line breaks within them and code quotes go."""
     paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
     return "\n\n".join(paragraphs).replace("``", "")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gracepoint.wire.names import API_VERSION, GROUP, OLD_API_VERSION
-from gracepoint_operator.resources.base import Resource, cel, either, rules, structural
+from gracepoint_operator.resources.base import Resource, cel, either, reflow, rules, structural
 from gracepoint_operator.resources.policy import CheckpointPolicy, CheckpointPolicySpec, ClusterCheckpointPolicy
 from gracepoint_operator.resources.preemption import EITHER, Preemption, PreemptionRequest
 
@@ -86,7 +86,7 @@ def _definition(
     """``is_new``: version 0.2 did not have the kind, so that there is nothing of v1alpha1."""
     schema = {
         "type": "object",
-        "description": model.__doc__,
+        "description": reflow(model.__doc__ or ""),
         "required": ["spec"],
         "properties": {
             # The API server knows these three by itself; more than their type is an error.

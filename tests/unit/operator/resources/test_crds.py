@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -141,3 +143,10 @@ def test_model_without_structural_schema_is_refused_by_field() -> None:
         structural(Union)
     with pytest.raises(ValueError, match=r"Free\.field: 'additionalProperties' has no place"):
         structural(Free)
+
+
+def test_no_description_has_the_indentation_of_the_code() -> None:
+    """Python 3.13 and newer take it out of docstrings, and older ones do not: all must write the same definitions."""
+    text = json.dumps(CRDS)
+    assert '"description"' in text
+    assert re.findall(r"\\n +", text) == []
