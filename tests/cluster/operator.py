@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from demo.install import OPERATOR_NAMESPACE, wait_for_webhooks
+from demo.install import OPERATOR_NAMESPACE, ROOT, wait_for_webhooks
 from tests.testcluster.api import Cluster
 
 DEPLOYMENT = "deployment/gracepoint"
@@ -63,6 +63,16 @@ def ready(cluster: Cluster) -> None:
     """Waits until every replica serves."""
     cluster.kubectl(
         *("rollout", "status", DEPLOYMENT, f"--namespace={OPERATOR_NAMESPACE}", "--timeout=90s"), timeout_s=100
+    )
+    wait_for_webhooks(cluster)
+
+
+def let_delete_pods(cluster: Cluster) -> None:
+    """Gives it the right to. It does so only for policies that say so."""
+    cluster.helm(
+        *("upgrade", "gracepoint", str(ROOT / "charts" / "gracepoint"), f"--namespace={OPERATOR_NAMESPACE}"),
+        *("--reuse-values", "--set=podDeletion.enabled=true", "--wait", "--timeout=120s"),
+        timeout_s=150,
     )
     wait_for_webhooks(cluster)
 

@@ -353,7 +353,7 @@ def test_a_run_whose_node_has_no_replacement_waits_in_the_queue(queued: Training
     assert run.wait_for_phase(Phase.COMMITTED, timeout_s=120)["status"]["stepsLost"] == 0
     wait_until("Kueue to evict it", lambda: waits(kueue_workload(run)), timeout_s=60)
     assert condition_of(run, "Evicted")["reason"] == "NodeFailures"
-    wait_until("the pods to go", lambda: not pods_of(run), timeout_s=60)
+    wait_until("the pods to go", lambda: {pod.phase for pod in run.look().pods} <= {"Failed"}, timeout_s=60)
     assert named_nodes(run) == []
 
     for node in others:

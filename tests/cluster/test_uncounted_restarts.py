@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from demo.install import OPERATOR_NAMESPACE, ROOT, Images, wait_for_webhooks
+from demo.install import Images
 from demo.snapshot import Json
 from demo.training import TrainingRun, apply_policy
 from gracepoint.wire.names import (
@@ -21,6 +21,7 @@ from gracepoint.wire.names import (
     JOBSET_LABEL_RESTART_ATTEMPT,
     Env,
 )
+from tests.cluster import operator
 from tests.cluster.conftest import ENVIRONMENT, NAMESPACE, POLICY, training_run
 from tests.cluster.machine import end_at_once
 from tests.cluster.small import JOBSETS, SLEEP, container, create, get, jobset, replicated_job
@@ -114,12 +115,7 @@ def test_a_pod_that_its_kubelet_refuses_is_made_again_and_the_others_wait(instal
 
 
 def test_pods_that_an_ordinary_sidecar_keeps_running_are_ended_with_consent(installed: Cluster, images: Images) -> None:
-    installed.helm(
-        *("upgrade", "gracepoint", str(ROOT / "charts" / "gracepoint"), f"--namespace={OPERATOR_NAMESPACE}"),
-        *("--reuse-values", "--set=podDeletion.enabled=true", "--wait", "--timeout=120s"),
-        timeout_s=150,
-    )
-    wait_for_webhooks(installed)
+    operator.let_delete_pods(installed)
 
     def ends_sidecars(spec: Json) -> None:
         spec["sidecars"] = {"endWithTraining": True}

@@ -1,16 +1,22 @@
-"""What a gang waits for, with real pods: no node, a kubelet that refuses, and a pod that stays on a dead node."""
+"""What a gang waits for, with real pods: no node, a kubelet that refuses, and a pod that stays on a dead node.
+
+Such a pod ends by force if its policy says so, and the gang comes back elsewhere.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from demo.install import Images
 from demo.snapshot import Json
-from demo.training import TrainingRun
-from tests.cluster.conftest import NAMESPACE, POLICY
+from demo.training import TrainingRun, apply_policy
+from tests.cluster import operator
+from tests.cluster.conftest import NAMESPACE, POLICY, training_run
 from tests.cluster.machine import end_at_once
 from tests.testcluster.api import Cluster
 from tests.testcluster.shell import wait_until
@@ -20,21 +26,24 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 _SLEEP = ["python", "-c", "import time; time.sleep(3600)"]
 #: A wait is named once it has lasted 15 s, and within 30 s.
 _NAMED_S = 30.0
+_UNREACHABLE = "node.kubernetes.io/unreachable"
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+_POD_GC = "system:serviceaccount:kube-system:pod-garbage-collector"
 
 
-def waits(cluster: Cluster) -> list[Json]:
-    shown = cluster.kubectl("get", "checkpointpolicy", POLICY, f"--namespace={NAMESPACE}", "--output=json").stdout
+def waits(cluster: Cluster, policy: str = POLICY) -> list[Json]:
+    shown = cluster.kubectl("get", "checkpointpolicy", policy, f"--namespace={NAMESPACE}", "--output=json").stdout
     return [wait for entry in json.loads(shown).get("status", {}).get("waits", []) for wait in entry["waits"]]
 
 
-def is_named(cluster: Cluster, kind: str) -> bool:
-    return any(wait["kind"] == kind for wait in waits(cluster))
+def is_named(cluster: Cluster, kind: str, policy: str = POLICY) -> bool:
+    return any(wait["kind"] == kind for wait in waits(cluster, policy))
 
 
-def named(cluster: Cluster, kind: str, within_s: float = _NAMED_S) -> Json:
-    wait_until(f"a wait of the kind {kind}", functools.partial(is_named, cluster, kind), timeout_s=within_s + 10)
-    (found,) = [wait for wait in waits(cluster) if wait["kind"] == kind]
-    return found
+def named(cluster: Cluster, kind: str, within_s: float = _NAMED_S, policy: str = POLICY) -> Json:
+    there = functools.partial(is_named, cluster, kind, policy)
+    wait_until(f"a wait of the kind {kind}", there, timeout_s=within_s + 10)
+    return next(wait for wait in waits(cluster, policy) if wait["kind"] == kind)
 
 
 def idle(change: Callable[[Json], None] = lambda pod: None) -> Callable[[Json], None]:
@@ -103,3 +112,94 @@ def test_a_pod_that_stays_on_a_dead_node_is_named_with_pod_and_node(run: Trainin
         wait_until("the end of the wait", lambda: not is_named(installed, "Deletion"), timeout_s=120)
     finally:
         end_at_once(run)
+
+
+@contextlib.contextmanager
+def nobody_else_deletes(cluster: Cluster) -> Iterator[None]:
+    """Kubernetes' garbage collector of pods does nothing in the tests' namespace inside of this.
+
+    It deletes such pods as well, 20 to 80 s after the taint or the deletion of the Node, where it runs and may.
+    """
+    name = {"name": "pods-stay"}
+    api = "admissionregistration.k8s.io/v1"
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods", "pods/status"]}
+    spec = {
+        "failurePolicy": "Fail",
+        "matchConstraints": {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": NAMESPACE}},
+            "resourceRules": [{**rule, "operations": ["UPDATE", "DELETE"]}],
+        },
+        "validations": [{"expression": f"request.userInfo.username != '{_POD_GC}'"}],
+    }
+    items = [
+        {"apiVersion": api, "kind": "ValidatingAdmissionPolicy", "metadata": name, "spec": spec},
+        {
+            "apiVersion": api,
+            "kind": "ValidatingAdmissionPolicyBinding",
+            "metadata": name,
+            "spec": {"policyName": name["name"], "validationActions": ["Deny"]},
+        },
+    ]
+    made = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+    cluster.kubectl("apply", "--filename=-", stdin=made)
+    try:
+        yield
+    finally:
+        kinds = ("validatingadmissionpolicybinding", "validatingadmissionpolicy")
+        cluster.kubectl("delete", *(f"{kind}/{name['name']}" for kind in kinds))
+
+
+def notes(cluster: Cluster, reason: str, run: TrainingRun) -> list[str]:
+    selector = f"--field-selector=reason={reason},involvedObject.name={run.name}"
+    found = cluster.kubectl("get", "events", f"--namespace={NAMESPACE}", selector, "--output=json").stdout
+    return [event["message"] for event in json.loads(found)["items"]]
+
+
+@pytest.mark.parametrize("lost", ["taint", "node"])
+def test_pods_of_a_node_that_is_switched_off_end_by_force_and_the_gang_comes_back_elsewhere(
+    lost: str, installed: Cluster, images: Images
+) -> None:
+    operator.let_delete_pods(installed)
+
+    def ends_pods(spec: Json) -> None:
+        spec["lostNodes"] = {"deletePods": True}
+
+    apply_policy(installed, "lost-nodes", namespace=NAMESPACE, change=ends_pods)
+    run = training_run(installed, images, f"lost-{lost}", "lost-nodes")
+
+    def brief(pod: Json) -> None:
+        pod["terminationGracePeriodSeconds"] = 5
+        soon = {"key": _UNREACHABLE, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}
+        pod.setdefault("tolerations", []).append(soon)
+
+    with operator.outliving(installed), nobody_else_deletes(installed):
+        run.start(idle(brief))
+        first = run.wait_for_pods()
+        node = first[0].node
+        lost_pods = [pod for pod in first if pod.node == node]
+        installed.lose_node(node)
+        try:
+            # Deleted once the node is known to be away, of which nothing comes.
+            wait = named(installed, "Deletion", 60 + _NAMED_S, "lost-nodes")
+            assert wait["node"] == node
+            assert wait["pod"] in {pod.name for pod in lost_pods}
+            assert notes(installed, "LostPodDeleted", run) == [], "nobody has said yet that it is switched off"
+            if lost == "taint":
+                installed.kubectl("taint", "node", node, f"{OUT_OF_SERVICE}=nodeshutdown:NoExecute")
+            else:
+                installed.kubectl("delete", "node", node)
+
+            def came_back() -> bool:
+                pods = run.look().running()
+                return bool(pods) and not {pod.name for pod in pods} & {pod.name for pod in first}
+
+            wait_until("the gang to come back", came_back, timeout_s=180, hint=lambda: run.look().describe())
+            said = notes(installed, "LostPodDeleted", run)
+            assert len(said) == len(lost_pods)
+            assert all(any(pod.name in note and node in note for note in said) for pod in lost_pods)
+            assert node not in {pod.node for pod in run.look().running()}
+            found = run.look()
+            assert (found.restarts >= 1, found.restarts_counted) == (True, 0)
+        finally:
+            end_at_once(run)
+            installed.restore_node(node)
