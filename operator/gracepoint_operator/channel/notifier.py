@@ -10,15 +10,17 @@ path.
 from __future__ import annotations
 
 import asyncio
+import collections
 import dataclasses
 import functools
 import hashlib
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from gracepoint.wire.capability import Capability, Right
 from gracepoint.wire.frames import Frame, Hint, Notice, Retraction, SnapshotPlacement, Trust, trust_digest
-from gracepoint.wire.messages import Confidence, Mode, Phase, SnapshotReport
+from gracepoint.wire.messages import Confidence, Message, Mode, Phase, SnapshotReport
 from gracepoint_operator import signals
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers, WakeUps
@@ -396,6 +398,40 @@ _SNAPSHOTS_AT_ONCE = 2
 _WHOLE_RIGHTS = frozenset({Right.WRITE, Right.READ, Right.DROP})
 
 
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What the processes of a gang are told.
+
+    Attributes:
+        write_to: By node: the servers for the parts of its processes.
+        read_from: The servers that may have values.
+        why: By node: why these are fewer than the policy has copies.
+    """
+
+    write_to: Mapping[str, dict[str, str]]
+    read_from: dict[str, str]
+    why: Mapping[str, str]
+
+
+#: The lists of servers that were encoded last, with their texts.
+_ENCODED: collections.deque[tuple[dict[str, str], str]] = collections.deque(maxlen=8)
+
+
+class _SharedPlacement(SnapshotPlacement):
+    """A placement whose servers to read from are encoded once for all processes of a gang: there may be thousands.
+
+    They are written on the channel's loop alone, and so is the memory of what was encoded.
+    """
+
+    def to_json(self) -> str:
+        text = next((text for servers, text in _ENCODED if servers is self.read_from), None)
+        if text is None:
+            text = json.dumps(self.read_from, separators=(",", ":"))
+            _ENCODED.append((self.read_from, text))
+        rest = Message.to_json(dataclasses.replace(self, read_from={}))
+        return rest.replace('"read_from":{}', f'"read_from":{text}', 1)
+
+
 class SnapshotNotifier:
     """Notifies processes of the snapshot servers that hold their parts, and takes what they report of them.
 
@@ -445,7 +481,7 @@ class SnapshotNotifier:
         self._writable: dict[str, SnapshotServerPod] = {}  # by node: the servers to which anybody may write
         self._interested: dict[str, set[str]] = {}  # by node: UIDs of the workloads to which its server matters
         self._lacking: set[str] = set()  # UIDs of the workloads that have fewer copies than they are to have
-        self._read: dict[str, dict[str, str]] = {}  # by UID of the workload: what its processes may read from
+        self._plans: dict[str, _Plan] = {}  # by UID of the workload
         self._capabilities: dict[tuple[str, int], tuple[str, float]] = {}  # by workload and attempt: text, end
         self._part_bytes: dict[str, int] = {}  # by UID of the workload: of its largest part
 
@@ -503,10 +539,8 @@ class SnapshotNotifier:
         return policy is not None and policy.spec.checkpoint.memory is not None
 
     def _forget_ended(self) -> None:
-        kept_by_uid: tuple[dict[str, int] | dict[str, dict[str, str]], ...] = (self._part_bytes, self._read)
-        for kept_of in kept_by_uid:
-            for uid in [uid for uid in kept_of if not self.lives(uid)]:
-                del kept_of[uid]
+        self._part_bytes = {uid: size_bytes for uid, size_bytes in self._part_bytes.items() if self.lives(uid)}
+        self._plans = {uid: plan for uid, plan in self._plans.items() if self.lives(uid)}
         self._lacking = {uid for uid in self._lacking if self.lives(uid)}
         self._interested.clear()  # all gangs are looked at now
         now = self._clock()
@@ -524,6 +558,7 @@ class SnapshotNotifier:
             return
         self._follow_servers()
         if not self.lives(gang.workload_uid) or gang.policy is None or gang.policy.spec.checkpoint.memory is None:
+            self._plans.pop(gang.workload_uid, None)
             reason = "the policy asks for no snapshots any more"
             for subscriber in subscribers:
                 self._send(subscriber, self._placement(subscriber, "", {}, {}, reason))
@@ -534,25 +569,36 @@ class SnapshotNotifier:
         written = {self._writable[node].uid for nodes in chosen.values() for node in nodes}
         self._servers.placed(gang.workload_uid, uids[subscribers[0].hello.pod_uid].namespace, written)
         read = {server.node: address(server) for server in self._servers.holding(gang.workload_uid)}
-        if read == self._read.get(gang.workload_uid):
-            read = self._read[gang.workload_uid]  # the same object: thousands of placements are compared with it
-        self._read[gang.workload_uid] = read
+        before = self._plans.get(gang.workload_uid)
+        if before is not None and read == before.read_from:
+            read = before.read_from  # the same object: thousands of placements are compared with it
         for node in {*chosen, *read}:
             self._interested.setdefault(node, set()).add(gang.workload_uid)
-        lacking = ""
-        for subscriber in subscribers:
-            pod = uids[subscriber.hello.pod_uid]
-            write = {node: address(self._writable[node]) for node in chosen.get(pod.node, ())}
-            why = snapshot_placement.shortfall(len(write), copies, len(self._cache.snapshot_servers.by_uid))
-            lacking = lacking or why
-            text = self._capability(pod)
-            if text is not None:
-                self._send(subscriber, self._placement(subscriber, text, write, read, why))
+        servers = len(self._cache.snapshot_servers.by_uid)
+        why = {node: snapshot_placement.shortfall(len(nodes), copies, servers) for node, nodes in chosen.items()}
+        write = {node: {each: address(self._writable[each]) for each in nodes} for node, nodes in chosen.items()}
+        plan = self._plans[gang.workload_uid] = _Plan(write, read, why)
+        self._tell(gang.workload_uid, plan, subscribers, 0)
+        lacking = next(filter(None, why.values()), "")
         self._recorder.lacks(gang.workload_uid, lacking)
         if lacking:
             self._lacking.add(gang.workload_uid)
         else:
             self._lacking.discard(gang.workload_uid)
+
+    def _tell(self, workload_uid: str, plan: _Plan, subscribers: Sequence[Subscriber], begin: int) -> None:
+        """Tells the subscribers from ``begin`` on. Other work of the loop runs between hundreds of them."""
+        if self._plans.get(workload_uid) is not plan:
+            return  # a newer one is being told
+        for subscriber in subscribers[begin : begin + _AT_ONCE]:
+            pod = self._cache.objects.pods.get(subscriber.hello.pod_uid)
+            text = None if pod is None else self._capability(pod)
+            if pod is not None and text is not None:
+                write, why = plan.write_to.get(pod.node, {}), plan.why.get(pod.node, "it has no node")
+                self._send(subscriber, self._placement(subscriber, text, write, plan.read_from, why))
+        if begin + _AT_ONCE < len(subscribers):
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._tell, workload_uid, plan, subscribers, begin + _AT_ONCE)
 
     def _chosen(self, gang: GangSnapshot, copies: int) -> dict[str, tuple[str, ...]]:
         """The nodes whose servers hold the parts of each node of the gang."""
@@ -596,7 +642,7 @@ class SnapshotNotifier:
     def _placement(
         self, subscriber: Subscriber, capability: str, write: dict[str, str], read: dict[str, str], reason: str
     ) -> SnapshotPlacement:
-        return SnapshotPlacement(
+        return _SharedPlacement(
             pod_uid=subscriber.hello.pod_uid,
             session=subscriber.hello.session,
             capability=capability,

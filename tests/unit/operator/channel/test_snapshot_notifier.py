@@ -6,6 +6,7 @@ The servers are real ones, each with an address of its own on the loopback.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from gracepoint.deadline import Deadline
 from gracepoint.snapshots.snapshot_client import SnapshotClient
 from gracepoint.snapshots.snapshot_server import SnapshotFiles, SnapshotLimits, SnapshotServer
 from gracepoint.wire.capability import Right, read_capability
-from gracepoint.wire.frames import SnapshotPlacement
+from gracepoint.wire.frames import Frame, SnapshotPlacement
 from gracepoint.wire.messages import SnapshotReport
 from gracepoint_operator.channel.subscribers import Subscriber
 from gracepoint_operator.kube import objects as kinds
@@ -170,6 +171,8 @@ async def test_each_process_is_told_its_own_server_and_a_peer_with_a_capability_
         assert first.write_to["node-2"] == f"127.90.0.2:{servers.port}"
         assert first.server_name == NAME
         assert (first.pod_uid, first.session) == ("uid-pod-0-0", "s-0")
+        written = Frame.read(first.to_json())
+        assert dataclasses.asdict(written) == dataclasses.asdict(first), "though its servers are encoded apart"
         capability = read_capability(first.capability, {KEY.id: KEY.key})
         assert (capability.namespace, capability.workload, capability.attempt) == (NAMESPACE, JOBSET_UID, 0)
         assert capability.rights == {Right.WRITE, Right.READ, Right.DROP}
@@ -375,3 +378,17 @@ async def test_without_snapshots_in_the_chart_nothing_is_watched_or_said(
         assert await frames(subscriber) == []
         assert kinds.SNAPSHOT_SERVERS not in replica.core.watched
         assert not [call for call in api.calls if "secrets" in call]
+
+
+async def test_a_gang_of_hundreds_is_told_in_portions_and_each_process_once(
+    api: MemoryApi, clock: Clock, servers: Servers
+) -> None:
+    for index in range(2, 600):
+        api.add(kinds.PODS, objects.pod(index, on=f"node-{index % 2 + 1}"))
+    async with operator(api, clock, servers) as replica:
+        gang = [replica.subscribe(index, f"s-{index}", takes_snapshots=True) for index in range(600)]
+        await until(lambda: all(not subscriber.is_idle for subscriber in gang), "placements")
+        for index in (0, 1, 599):
+            (placement,) = await placements(gang[index])
+            assert next(iter(placement.write_to)) == f"node-{index % 2 + 1}"
+        assert figure(replica, "snapshot_placements_total") == 600
