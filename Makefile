@@ -30,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 EVERY_DAY := env check test test-unit test-cluster demo try docs
 .PHONY: env check test test-unit test-cluster demo try docs help help-all lint types imports format wrap workflows \
 	test-fast test-integration test-contract test-laptop test-accelerator test-set-mesh test-alerts test-mounts \
-	test-install test-soak soak cuts outliving worker-kills hostile-snapshots mutants test-workloads test-newest-jobset test-newest \
+	test-install test-soak soak cuts outliving snapshot-kills worker-kills hostile-snapshots mutants test-workloads test-newest-jobset test-newest \
 	test-matrix restart-budget system parts servers mount-tools cluster-up cluster-down generate requirements \
 	manifests dashboard-picture changelog-draft changelog release sbom krew clean
 
@@ -161,6 +161,9 @@ cuts: $(STAMP) servers ## Cuts saves in object stores after every single request
 
 outliving: $(STAMP) ## Kills trainers and workers at every named point of a handed-over save: 1, 2 and 4 processes (a quarter of an hour).
 	OUTLIVING=everything OUTLIVING_PATIENCE_S=20 $(PYTEST) -n 2 --dist worksteal tests/multiprocess/test_outliving.py
+
+snapshot-kills: $(STAMP) ## Kills gangs that send snapshots, at random instants: 500 times, and 50 times with a node's server (hours).
+	SNAPSHOT_KILLS=500 SNAPSHOT_SERVER_KILLS=50 SNAPSHOT_KILLS_MIB=64 $(PYTEST) -n 0 -s tests/multiprocess/test_snapshot_kills.py
 
 worker-kills: $(STAMP) ## Kills trainers 200 times while worker processes write their saves: nothing may be lost, torn or left.
 	$(PY) -m benchmarks.worker_kills

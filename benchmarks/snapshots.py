@@ -6,6 +6,9 @@ Two processes on loopback. One has a snapshot server, and a port that only recei
 one writes values and reads them, and copies as many bytes over as many plain TLS connections, by turns: so whatever
 else the machine does meets both. The ratios are of one round, and the median of all rounds is told. The processor time
 is of each process for itself, with the kernel's part.
+
+After that the trainer's engine takes snapshots of a state of as many bytes, of which a tenth changes at each step: how
+long training is blocked, against a copy of the same arrays in memory, and how many bytes are sent.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from benchmarks.report import Better, Figure, parser, publish
 from gracepoint.deadline import Deadline
 from gracepoint.snapshots.snapshot_client import SnapshotClient
 from gracepoint.snapshots.snapshot_server import SnapshotFiles, SnapshotLimits, SnapshotServer
+from gracepoint.snapshots.snapshot_servers import ServerAt, ServerPlacement, SnapshotServers
 from gracepoint.wire.capability import Capability, Right, write_capability
 
 _NAME = "snapshots.benchmark.test"
@@ -220,9 +224,89 @@ def measure(mib: int, values: int, threads: int, rounds: int) -> list[Figure]:
             for name, move in ways.items():
                 took.setdefault(name, []).append(_timed(pool, threads, values, move, plain))
         pool.shutdown()
+        client.drop("", deadline())
         client.close()
         plain.close()
-    return _figures({name: each[1:] for name, each in took.items()}, mib * _MIB / _GIB)
+        made = _figures({name: each[1:] for name, each in took.items()}, mib * _MIB / _GIB)
+        return made + _snapshots(SnapshotServers(_placement(port, pem, text)), mib, rounds)
+
+
+def _placement(port: int, pem: str, capability: str) -> ServerPlacement:
+    at = (ServerAt("there", f"127.0.0.1:{port}"),)
+    return ServerPlacement(capability=capability, server_name=_NAME, authorities=pem, write=at, read=at)
+
+
+def _snapshots(servers: SnapshotServers, mib: int, rounds: int) -> list[Figure]:
+    """Takes snapshots of ``mib`` MiB in ten leaves, at first of which all change, then one of them."""
+    import jax.numpy as jnp  # as the other process, which also runs this module, has no use for it
+
+    from gracepoint.checkpoint.engine import StepCheckpointer
+    from gracepoint.checkpoint.format.layout import Layout
+    from gracepoint.checkpoint.saving.memory_snapshots import MemorySettings
+    from gracepoint.checkpoint.saving.schedule import SaveSchedule
+    from gracepoint.checkpoint.storage.locations import storage_path
+    from gracepoint.process_group import SingleProcess
+
+    with tempfile.TemporaryDirectory() as root:
+        engine = StepCheckpointer(
+            Layout(storage_path(root)),
+            gang=SingleProcess(),
+            attempt="benchmark",
+            memory=MemorySettings(servers, SaveSchedule(every_steps=1), copies=1),
+        )
+        values = mib * _MIB // 40
+        state = {f"leaf{number}": jnp.full(values, float(number), jnp.float32) for number in range(10)}
+        engine.prepare(state)
+        blocked, sent, cpu = dict[str, list[float]](), dict[str, list[float]](), list[float]()
+        memory = engine.memory
+        assert memory is not None
+        step = 0
+        for kind, changing in (("all change", 10), ("90% frozen", 1)):
+            for turn in range(rounds + 2):  # the first two only find out what does not change
+                step += 1
+                changed = {name: leaf + 1 for name, leaf in list(state.items())[:changing]}
+                state = {name: leaf.block_until_ready() for name, leaf in (state | changed).items()}
+                copy_s, began_s = _copied_s(state), time.perf_counter()
+                if not memory.begins(step, sync_point=step):
+                    raise RuntimeError(f"no snapshot began: {memory.skips.reason}")
+                memory.begin(step, state, {})
+                blocked_s, cpu_s = time.perf_counter() - began_s, time.process_time()
+                while memory.busy:
+                    time.sleep(0.01)
+                cpu_s = time.process_time() - cpu_s
+                newest = memory.newest
+                if newest is None or newest.step != step:
+                    raise RuntimeError(f"step {step} is not safe: {memory.skips.reason}")
+                if turn >= 2:
+                    blocked.setdefault(kind, []).append(blocked_s / copy_s)
+                    sent.setdefault(kind, []).append(newest.sent_bytes / newest.part_bytes)
+                    if changing == 10:
+                        cpu.append(cpu_s / (newest.sent_bytes / _GIB))
+        engine.close(_TIMEOUT_S)
+    median = statistics.median
+    return [
+        Figure("snapshot: training is blocked, of a copy in memory", median(blocked["all change"]), "", 1.2),
+        Figure("snapshot: bytes sent of a state of which 90% is frozen", median(sent["90% frozen"]), "", 0.11),
+        Figure("snapshot: processor time of the trainer", median(cpu), "s/GiB", 0.6),
+    ]
+
+
+_copies: dict[str, Any] = {}
+
+
+def _copied_s(state: dict[str, Any]) -> float:
+    """Returns how long a copy takes to memory that was touched before, as fast as the engine can."""
+    import numpy as np
+
+    from gracepoint.checkpoint.memory import Copies
+
+    for name, leaf in state.items():
+        _copies.setdefault(name, np.ones(leaf.shape, leaf.dtype))
+    began_s = time.perf_counter()
+    with Copies() as copies:
+        for name, leaf in state.items():
+            copies.add(np.asarray(leaf), _copies[name])
+    return time.perf_counter() - began_s
 
 
 def _timed(

@@ -325,7 +325,7 @@ class PeriodicSnapshots:
             BarrierError: The other processes cannot be reached.
         """
         memory = self._memory
-        if memory.interval.is_due(step):
+        if memory.is_due(step):
             self._take(step, state, host_state)
         newest, skips = self._reported
         if memory.newest is not newest or memory.skips is not skips:

@@ -13,9 +13,8 @@ the one before is in progress anywhere, it is skipped by all. The first process 
 (``DueSaves``). If each decided for itself, processes might skip by turns, and no step would ever have all its parts.
 
 Each snapshot has a thread ("gracepoint: snapshot of step N", daemon), which sends, meets the others, and ends with the
-snapshot, at its deadline at the latest; ``end`` cancels it. It has the priority of the training: a thread of a lower
-one would sometimes hold the interpreter's lock while it does not run. It replaces ``newest`` as a whole, and any thread
-may read that.
+snapshot, at its deadline at the latest; ``end`` cancels it. It replaces ``newest`` as a whole, and any thread may read
+that. The writer's threads, which send, are nicer than those that train (``snapshot_path``).
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
 from gracepoint.checkpoint.saving.host_snapshot import Transfer
 from gracepoint.checkpoint.saving.operation import CommitOptions, SaveOperation
+from gracepoint.checkpoint.saving.part import begun
 from gracepoint.checkpoint.saving.planner import PreparedSave, SavePlanner, SaveSettings
 from gracepoint.checkpoint.saving.schedule import DueSaves, SaveInterval, SaveSchedule
 from gracepoint.checkpoint.saving.snapshot_save import InMemory, SnapshotSave
@@ -42,7 +42,7 @@ from gracepoint.checkpoint.writing.job import SaveSource
 from gracepoint.deadline import Deadline
 from gracepoint.errors import GracepointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
-from gracepoint.snapshots.snapshot_servers import SnapshotServers
+from gracepoint.snapshots.snapshot_servers import ServerAt, SnapshotServers
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +82,7 @@ class SafeSnapshot:
         safe_at_s: When all parts were there, on the clock.
         part_bytes: Bytes of this process's part.
         nodes: The nodes that have this process's part.
+        sent_bytes: Bytes that this process sent for it, to all servers together. What has not changed is not sent.
     """
 
     step: int
@@ -90,6 +91,7 @@ class SafeSnapshot:
     safe_at_s: float
     part_bytes: int
     nodes: tuple[str, ...]
+    sent_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +152,9 @@ class MemorySnapshots:
         self._saves = 0
         self._retired = 0
         self._skipped_step = 0
-        self.interval = SaveInterval(settings.schedule, gang=gang, key=f"{key}/cadence", clock=clock)
+        schedule = dataclasses.replace(settings.schedule, hastens=settings.schedule.every_steps != 1)
+        self._known: frozenset[ServerAt] = frozenset()  # the servers at the step before
+        self.interval = SaveInterval(schedule, gang=gang, key=f"{key}/cadence", clock=clock)
         self.newest: SafeSnapshot | None = None
         self.skips = Skips()
 
@@ -172,6 +176,21 @@ class MemorySnapshots:
     def busy(self) -> bool:
         """Whether a snapshot is in progress in this process. Not collective."""
         return self._thread.busy
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether a snapshot is due; see ``interval``.
+
+        If the servers have changed, it is brought forward: the newest one may have fewer copies than it had.
+
+        Raises:
+            BarrierTimeout: Process 0 is far behind.
+        """
+        placement = self.servers.placement
+        servers = frozenset() if placement is None else frozenset(placement.servers)
+        if self._known and servers != self._known:
+            self.interval.hasten()
+        self._known = servers
+        return self.interval.is_due(step)
 
     def begins(self, step: int, *, sync_point: int, not_now: str = "") -> bool:
         """Returns whether the snapshot that is due at this step is taken. If it is, the caller calls ``begin``.
@@ -214,6 +233,50 @@ class MemorySnapshots:
             self._skip(step, str(error))
         metrics.tell_snapshot_taken(self._clock() - began_s)
 
+    def send_now(
+        self,
+        step: int,
+        state: Any,
+        host_state: HostState,
+        *,
+        deadline: Deadline,
+        on_stage: Callable[[str], None] = lambda stage: None,
+    ) -> SafeSnapshot:
+        """Sends this process's part of a step straight from the devices, as fast as it can, and waits for it.
+
+        Not collective: what the other processes do is for the caller to know. It is this gang's last snapshot, and a
+        snapshot in progress is stopped.
+
+        Args:
+            step: The step that ``state`` is at.
+            state: The train state. Must not be donated before this returns.
+            host_state: This process's values by name, or what returns them.
+            deadline: When all must have arrived.
+            on_stage: Called with "written" and "durable".
+
+        Returns:
+            What is known of this process's part.
+
+        Raises:
+            SaveFailed: It did not arrive in any server in time.
+            CheckpointError: The state cannot be saved; names the leaf.
+        """
+        self.end(f"step {step} is sent in its place", _ENDS_S)
+        temporary = self._paths.temporary(step, self._attempt, 0)  # the other snapshots are counted from 1
+        save = SaveOperation(self._paths, temporary, self._gang, self._writer, how=self._how)
+        leaves, prepared = self._planner.plan(state)
+        save.describe(leaves, prepared, host_state() if callable(host_state) else host_state)
+        taken_s = self._clock()
+        source = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, None, deadline)
+        self._own.is_urgent = True
+        try:
+            with begun(save.part(), source, deadline, on_stage) as writing:
+                writing.make_durable(self._writer.write(writing.job(), deadline))
+        except OSError as error:
+            raise SaveFailed(f"step {step} was not sent to any snapshot server: {error}") from error
+        sent = self._own.part_of(key_of(temporary))
+        return SafeSnapshot(step, len(sent.nodes), taken_s, self._clock(), save.mine_bytes, sent.nodes, sent.sent_bytes)
+
     def end(self, reason: str, timeout_s: float) -> None:
         """Ends the snapshot in progress, in all processes, and waits for its thread. Not collective. Never raises."""
         current = self._current
@@ -246,10 +309,12 @@ class MemorySnapshots:
         def run() -> None:
             try:
                 save.run(source, deadline, lambda stage: None)
-                nodes = self._own.part_of(part).nodes
+                sent = self._own.part_of(part)
             finally:
                 self._own.end(part)
-            newest = SafeSnapshot(step, self._copies, taken_s, self._clock(), save.mine_bytes, nodes)
+            newest = SafeSnapshot(
+                step, self._copies, taken_s, self._clock(), save.mine_bytes, sent.nodes, sent.sent_bytes
+            )
             self.newest = newest
             sent_s = newest.safe_at_s - taken_s
             metrics.tell_snapshot_safe(sent_s, save.mine_bytes)

@@ -12,17 +12,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 
 from gracepoint.checkpoint import WriteOptions
 from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.checkpoint.restoring.restore_step import Restored
-from gracepoint.checkpoint.saving import memory_snapshots
+from gracepoint.checkpoint.saving import memory_snapshots, planner
 from gracepoint.checkpoint.saving.memory_snapshots import MemorySettings, MemorySnapshots
 from gracepoint.checkpoint.saving.schedule import SaveSchedule
 from gracepoint.checkpoint.storage.posix import PosixPath
 from gracepoint.deadline import Deadline
-from gracepoint.errors import CheckpointError
+from gracepoint.errors import CheckpointError, SaveFailed
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from gracepoint.snapshots.snapshot_servers import PartCopies, ServerPlacement
 from tests.unit.checkpoint.fakes.engine import (
@@ -91,7 +92,7 @@ def taken(checkpointer: StepCheckpointer) -> MemorySnapshots:
 def pass_step(checkpointer: StepCheckpointer, step: int, state: Any) -> bool:
     """Passes a step as a session does. Returns whether a snapshot was begun."""
     memory = taken(checkpointer)
-    if not memory.interval.is_due(step) or not memory.begins(step, sync_point=step):
+    if not memory.is_due(step) or not memory.begins(step, sync_point=step):
         return False
     memory.begin(step, state, {"rng": step})
     return True
@@ -465,3 +466,83 @@ def test_process_at_another_step_is_found_at_the_snapshot(nodes: Nodes) -> None:
 
     outcomes = outcomes_in_gang(2, run)
     assert sum("step 1 at sync point 1" in str(outcome) and "step 2" in str(outcome) for outcome in outcomes) == 1
+
+
+def test_leaves_that_do_not_change_are_sent_once(nodes: Nodes) -> None:
+    first, state = nodes.training(), {}
+    frozen = {f"frozen{number}": jnp.full(1 << 15, number, jnp.float32) for number in range(9)}
+    for step in (1, 2, 3):
+        state = {**frozen, "w": jnp.full(1 << 15, step, jnp.float32)}
+        snapshot(first, step, state)
+    newest = taken(first).newest
+    assert newest is not None
+    assert newest.part_bytes == 10 * 4 << 15
+    assert newest.sent_bytes <= 0.11 * 2 * newest.part_bytes
+    found = nodes.training(attempt=2).restore(state, timeout_s=60)
+    assert found is not None
+    assert (found.step, found.from_memory) == (3, True)
+    assert_same(found.state, state)
+
+
+def test_manifest_in_parts_is_read_from_memory(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "MANY_CHUNKS", 2)
+    in_gang(3, lambda gang: snapshot(nodes.training(gang), 5))
+
+    def again(gang: ProcessGroup) -> bool:
+        _, found = nodes.again(gang)
+        assert_same(found.state, small_state(5))
+        return found.from_memory
+
+    assert in_gang(3, again) == [True] * 3
+
+
+def test_attempt_that_died_in_the_middle_leaves_nothing_that_counts_as_safe(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = nodes.training()
+    snapshot(first, 4)
+
+    def die(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PartCopies, "finish", die)
+    assert pass_step(first, 5, small_state(5))
+    assert wait(first) == 4
+    _, found = nodes.again()
+    assert (found.step, found.from_memory) == (4, True)
+    assert_same(found.state, small_state(4))
+
+
+def test_snapshot_is_brought_forward_when_the_servers_have_changed(nodes: Nodes) -> None:
+    first = nodes.training(schedule=SaveSchedule(every_steps=1000))
+    assert not [step for step in range(1, 9) if pass_step(first, step, small_state(step))]
+    taken(first).servers.place(placed(nodes.servers[:1], text=shown()))
+    assert [step for step in range(9, 100) if pass_step(first, step, small_state(step))]
+    wait(first)
+
+
+def test_parts_that_are_sent_at_once_are_a_step_without_a_meeting(nodes: Nodes) -> None:
+    def send(gang: ProcessGroup) -> tuple[Any, ...]:
+        first = nodes.training(gang)
+        snapshot(first, 4)
+        stages: list[str] = []
+        deadline = Deadline.after(60, time.monotonic)
+        sent = taken(first).send_now(5, small_state(5), {"rng": 5}, deadline=deadline, on_stage=stages.append)
+        return sent.step, sent.copies, len(sent.nodes), stages
+
+    assert in_gang(2, send) == [(5, 2, 2, ["written", "durable"])] * 2
+
+    def again(gang: ProcessGroup) -> tuple[Any, ...]:
+        _, found = nodes.again(gang)
+        assert_same(found.state, small_state(5))
+        return found.step, found.from_memory, found.host_state
+
+    assert in_gang(2, again) == [(5, True, {"rng": 5})] * 2
+
+
+def test_part_that_no_server_takes_at_once_is_said_to_be_lost(nodes: Nodes) -> None:
+    first = nodes.training()
+    for served in nodes.servers:
+        served.server.close()
+    with pytest.raises(SaveFailed, match="step 5 was not sent to any snapshot server: .*no snapshot server takes"):
+        taken(first).send_now(5, small_state(5), {}, deadline=Deadline.after(60, time.monotonic))
