@@ -29,7 +29,7 @@ from gracepoint_operator.kube.objects import parse_time, read_labels
 from gracepoint_operator.model.preemption_record import CONDITION_STARTED, PreemptionRecord, kept_policy
 from gracepoint_operator.read_errors import Unreadable, reading
 from gracepoint_operator.recording.replica_lease import STALE_S
-from gracepoint_operator.resources import CheckpointPolicy, StartWaitStatus, Training
+from gracepoint_operator.resources import CheckpointPolicy, StartWaitStatus, Training, WorkloadSnapshots
 from gracepoint_operator.webhooks.training_jobs import Problems, gang
 from gracepoint_operator.workloads import BY_NAME, membership_of
 
@@ -130,6 +130,7 @@ def _show(tables: _Tables, where: str | None, output: OutputFormat) -> None:
     put()
     if jobs:
         _put_jobs(jobs, with_namespace)
+        _put_snapshots(jobs, with_namespace, time.time())
     else:
         put(f"No {ANY_NAME} has the label {LABEL_POLICY}.")
     problems = [(f"policy {p.name}", text) for p in policies for text in (*p.problems, *([p.error] if p.error else []))]
@@ -187,6 +188,27 @@ def _put_jobs(jobs: Sequence[JobOverview], with_namespace: bool) -> None:
     put_table(["NAMESPACE", *columns] if with_namespace else columns, rows)
 
 
+def _put_snapshots(jobs: Sequence[JobOverview], with_namespace: bool, now: float) -> None:
+    """Shows what is safe in the memory of nodes, if any job has snapshots there."""
+    columns = ["JOB", "SAFE STEP", "COPIES", "AGE", "EVERY", "SKIPPED"]
+    rows = []
+    for job in jobs:
+        if (found := job.snapshots) is None:
+            continue
+        row: list[object] = [
+            job.called,
+            "none" if found.safe_step is None else found.safe_step,
+            found.copies,
+            "-" if found.passed is None else f"{max(0.0, now - found.passed.timestamp()):.0f} s",
+            "unknown" if found.every_seconds is None else f"{found.every_seconds:.0f} s",
+            found.skipped,
+        ]
+        rows.append([job.namespace, *row] if with_namespace else row)
+    if rows:
+        put()
+        put_table(["NAMESPACE", *columns] if with_namespace else columns, rows)
+
+
 Json = dict[str, Any]
 _DEFAULT_GRACE_S = 30
 
@@ -212,6 +234,7 @@ class JobOverview:
         finished: Whether it has ended. None if it cannot be read.
         last: Name and phase of its newest Preemption. None if there is none.
         waits: What it waits for before all its processes run.
+        snapshots: What of it is safe in the memory of nodes. None if nothing was reported.
         problems: What is wrong, and what to do.
     """
 
@@ -231,6 +254,7 @@ class JobOverview:
     last: tuple[str, str] | None
     problems: tuple[str, ...]
     waits: tuple[StartWaitStatus, ...] = ()
+    snapshots: WorkloadSnapshots | None = None
 
     @property
     def fits(self) -> bool | None:
@@ -261,6 +285,7 @@ class JobOverview:
             "finished": self.finished,
             "lastPreemption": None if self.last is None else {"name": self.last[0], "phase": self.last[1]},
             "waitsFor": [wait.to_json() for wait in self.waits],
+            "snapshots": None if self.snapshots is None else self.snapshots.to_json(),
             "problems": list(self.problems),
         }
 
@@ -436,11 +461,16 @@ def _job(
         last=_last(newest),
         problems=tuple(problems),
         waits=() if policy is None or workload.finished else _waits(policy, workload.uid),
+        snapshots=None if policy is None or workload.finished else _snapshots(policy, workload.uid),
     )
 
 
 def _waits(policy: CheckpointPolicy, uid: str) -> tuple[StartWaitStatus, ...]:
     return tuple(wait for entry in policy.status.waits or () if entry.uid == uid for wait in entry.waits)
+
+
+def _snapshots(policy: CheckpointPolicy, uid: str) -> WorkloadSnapshots | None:
+    return next((entry for entry in policy.status.snapshots or () if entry.uid == uid), None)
 
 
 def _read_records(newest: Json | None) -> list[PreemptionRecord]:

@@ -247,6 +247,34 @@ def test_status_says_what_a_job_waits_for(monkeypatch: pytest.MonkeyPatch) -> No
     assert job["waitsFor"][0]["kind"] == "Node"
 
 
+def test_status_shows_what_of_a_job_is_safe_in_the_memory_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    entry = {
+        "name": "llm",
+        "uid": "u",
+        "safeStep": 1234,
+        "copies": 2,
+        "passed": (now - datetime.timedelta(minutes=5)).isoformat(),
+        "everySeconds": 5.0,
+        "skipped": 3,
+        "time": now.isoformat(),
+    }
+    show(monkeypatch, {objects.POLICIES: [a_policy(snapshots=[entry], observedGeneration=1)], JOBSETS: [stored()]})
+    (line,) = [line for line in command("status").out.splitlines() if "1234" in line]
+    job, step, copies, age_s, _, every, _, skipped = line.split()
+    assert (job, step, copies, every, skipped) == ("jobset/llm", "1234", "2", "5", "3")
+    assert 300 <= int(age_s) < 400
+    (found,) = command("status", "-o", "json").json["workloads"]
+    assert (found["snapshots"]["safeStep"], found["snapshots"]["skipped"]) == (1234, 3)
+
+
+def test_status_without_snapshots_says_nothing_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    show(monkeypatch, {objects.POLICIES: [a_policy(observedGeneration=1)], JOBSETS: [stored()]})
+    assert "SAFE STEP" not in command("status").out
+    (found,) = command("status", "-o", "json").json["workloads"]
+    assert found["snapshots"] is None
+
+
 def test_status_ends_well_although_a_job_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     show(monkeypatch, {objects.POLICIES: [a_policy(**connected(2))], JOBSETS: [stored(), unreadable("status")]})
     done = command("status")
