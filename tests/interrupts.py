@@ -56,7 +56,8 @@ def interrupt_at(function: Callable[[], object], number: int, modules: Collectio
         nonlocal left
         if frame.f_code.co_filename not in files or frame.f_code.co_name == "__del__":  # where Python drops it
             return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        # From Python 3.13 on, bytecodes are traced only in a frame that has its function already.
+        frame.f_trace, frame.f_trace_opcodes, frame.f_trace_lines = trace, True, False
         if event == "opcode":
             left -= 1
             if left < 0:
@@ -64,7 +65,7 @@ def interrupt_at(function: Callable[[], object], number: int, modules: Collectio
         return trace
 
     before = sys.gettrace()
-    # From Python 3.12 on, bytecodes are traced only if a frame has asked for it before.
+    # Python 3.12 traces bytecodes only if a frame has asked for it before.
     sys._getframe().f_trace_opcodes = True
     try:
         sys.settrace(trace)

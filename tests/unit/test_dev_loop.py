@@ -70,8 +70,8 @@ def test_pinned_versions_run_on_the_oldest_python_that_is_promised() -> None:
     too_new = {
         f"{found.name} {found.version} needs Python {needed}"
         for found in metadata.distributions()
-        if found.name.lower() in pinned and (needed := found.metadata["Requires-Python"])
-        if not SpecifierSet(needed).contains(oldest)
+        if found.name.lower() in pinned and "Requires-Python" in found.metadata
+        if not SpecifierSet(needed := found.metadata["Requires-Python"]).contains(oldest)
     }
     assert not too_new, f"expected versions that Python {oldest} can have, as `make env` installs them there"
 
