@@ -27,7 +27,7 @@ from tests.unit.checkpoint.fakes.engine import engine
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
 SCRIPT = Path(__file__).with_name("death_process.py")
-KILLED, ABORTED, UNCAUGHT, SAVED, UNSAVED = -signal.SIGKILL, -signal.SIGABRT, 1, 77, 78
+KILLED, ABORTED, UNCAUGHT, SAVED, UNSAVED, LOST = -signal.SIGKILL, -signal.SIGABRT, 1, 77, 78, 79
 #: The step that is committed when it happens in training, and after the notice; see death_process.py.
 BEFORE, BEFORE_NOTICE = 10, 20
 DIES_WITHIN_S = 120.0
@@ -61,20 +61,23 @@ class Death:
 
 GLOO = "Gloo all-reduce failed"
 ABORT = "Terminating process because the JAX distributed service detected fatal errors"
+HAS_DIED = "has died"
 WATCHDOG = "ended by the watchdog code=78"
+#: JAX aborts them within a second. They leave before if Python comes to it.
+BY_JAX_OR_BEFORE = {LOST, ABORTED}
 BEATING = {"heartbeat_s": HEARTBEAT_S}
 RECOVERABLE = {"recoverable": True}
 
 IN_TRAINING = [
-    Death(3, 1, "training", {UNCAUGHT, ABORTED}, BEFORE, 2 * FAILED_S, told=GLOO),
-    Death(2, 1, "training", {UNCAUGHT}, BEFORE, 2 * FAILED_S, how="exit", told=GLOO),
-    Death(3, 0, "training", {ABORTED}, BEFORE, told=ABORT),
+    Death(3, 1, "training", {LOST}, BEFORE, 2 * FAILED_S, told=GLOO),
+    Death(2, 1, "training", {LOST}, BEFORE, 2 * FAILED_S, how="exit", told=GLOO),
+    Death(3, 0, "training", BY_JAX_OR_BEFORE, BEFORE, told=HAS_DIED),
     Death(2, 1, "training", {ABORTED}, BEFORE, HEARTBEAT_S, how="stop", told=ABORT, options=BEATING),
     Death(2, 0, "training", {ABORTED}, BEFORE, HEARTBEAT_S, how="stop", told=ABORT, options=BEATING),
-    Death(2, 1, "training", {UNCAUGHT}, BEFORE, 2 * FAILED_S, how="raise", told=GLOO),
-    Death(2, 0, "training", {UNCAUGHT, ABORTED}, BEFORE, 2 * FAILED_S, how="raise"),
-    Death(3, 1, "training", {UNCAUGHT, ABORTED}, BEFORE, 2 * FAILED_S, told=GLOO, options=RECOVERABLE),
-    Death(2, 0, "training", {ABORTED}, BEFORE, told=ABORT, options=RECOVERABLE),
+    Death(2, 1, "training", {LOST}, BEFORE, 2 * FAILED_S, how="raise", told=GLOO),
+    Death(2, 0, "training", BY_JAX_OR_BEFORE, BEFORE, 2 * FAILED_S, how="raise", told=HAS_DIED),
+    Death(3, 1, "training", {LOST}, BEFORE, 2 * FAILED_S, told=GLOO, options=RECOVERABLE),
+    Death(2, 0, "training", BY_JAX_OR_BEFORE, BEFORE, told=HAS_DIED, options=RECOVERABLE),
     # Nothing but a notice ends these survivors.
     Death(
         2,
@@ -90,11 +93,11 @@ IN_TRAINING = [
     ),
 ]
 OF_PROCESS_0 = [
-    Death(3, 0, "frozen", {ABORTED}, BEFORE_NOTICE, told=ABORT),
-    Death(2, 0, "agreed", {ABORTED}, BEFORE_NOTICE, told=ABORT),
-    Death(3, 0, "written", {ABORTED}, BEFORE_NOTICE, told=ABORT),
-    Death(2, 0, "durable", {ABORTED}, None, told=ABORT),
-    Death(3, 0, "committed", {ABORTED}, None, told=ABORT),
+    Death(3, 0, "frozen", BY_JAX_OR_BEFORE, BEFORE_NOTICE, told=HAS_DIED),
+    Death(2, 0, "agreed", BY_JAX_OR_BEFORE, BEFORE_NOTICE, told=HAS_DIED),
+    Death(3, 0, "written", BY_JAX_OR_BEFORE, BEFORE_NOTICE, told=HAS_DIED),
+    Death(2, 0, "durable", BY_JAX_OR_BEFORE, None, told=HAS_DIED),
+    Death(3, 0, "committed", BY_JAX_OR_BEFORE, None, told=HAS_DIED),
     Death(2, 0, "written", {UNSAVED}, BEFORE_NOTICE, GRACE_S, how="stop", told=WATCHDOG),
 ]
 OF_ANOTHER = [
@@ -124,7 +127,7 @@ def test_death_of_process_0_in_a_preemption_keeps_what_is_durable(
 
 
 def test_next_start_salvages_what_process_0_left_when_it_died(tmp_path: Path) -> None:
-    row = Death(2, 0, "durable", {ABORTED}, None)
+    row = Death(2, 0, "durable", BY_JAX_OR_BEFORE, None)
     with start(row, tmp_path) as gang:
         survived(gang, row, died(gang[0], row))
     step = int(gang[0].wait_for_line("saves_step").split()[1])

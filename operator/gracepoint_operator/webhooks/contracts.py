@@ -16,7 +16,7 @@ from gracepoint_operator.webhooks.training_jobs import Json, Problems, TrainingJ
 #: Seconds between SIGTERM and SIGKILL if the pod template sets none. The 30 s of Kubernetes are too short.
 DEFAULT_GRACE_PERIOD_S = 120
 #: Number of other failures after which a workload is still restarted, if it sets no number. If a node dies without
-#: notice, the processes on other nodes abort before the cause is known, and the job must not end because of that.
+#: notice, JAX may abort the processes on other nodes before they leave, and the job must not end because of that.
 DEFAULT_MAX_RESTARTS = 3
 #: The maximum in Kubernetes (k8s.io/kubernetes/pkg/apis/batch/validation, maxPodFailurePolicyRules).
 MAX_POD_FAILURE_RULES = 20

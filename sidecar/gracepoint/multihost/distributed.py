@@ -24,11 +24,13 @@ cluster is JAX's, and ``State`` reads it at each access, so it does not matter w
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -43,6 +45,7 @@ from gracepoint.multihost.barriers import StoreProcessGroup
 from gracepoint.multihost.rendezvous import Gathering, Guest, Host, Introduction, leaving_on_sigterm, pauses, split
 from gracepoint.multihost.store import JaxStore
 from gracepoint.settings import Settings
+from gracepoint.threads import forget_in_child
 from gracepoint.wire.names import (
     ENV_JOB_COMPLETION_INDEX,
     JOBSET_LABEL_JOB_INDEX,
@@ -327,6 +330,23 @@ _OF_START = (Env.JOBSET_UID, Env.RESTART_ATTEMPT, Env.POD_NAME, Env.NOT_JOINED_E
 
 # Number of calls of shutdown() in this cluster. It is the key of the barrier, because every call is collective.
 _shutdowns = 0
+# The processes of the cluster that this process is in. None: it is in none, or joined by other code.
+_gathering: Gathering | None = None
+
+
+def watch_lost(goes_on: Callable[[], bool] | None) -> None:
+    """As ``Gathering.watch``, for the cluster of this process."""
+    if _gathering is not None and not (goes_on and setting("jax_enable_recoverability")):
+        _gathering.watch(goes_on)
+
+
+def lost_process(within_s: float) -> str:
+    """Returns, as the beginning of a sentence, which other process of the cluster has died. Empty: none is known to.
+
+    Args:
+        within_s: Seconds to wait for that news.
+    """
+    return "" if _gathering is None else _gathering.lost(within_s)
 
 
 def initialize(
@@ -408,7 +428,7 @@ def initialize(
         coordinator_bind_address=coordinator_bind_address,
         partition_index=partition_index,
     )
-    joined.end()
+    joined.attached()
 
 
 def join_cluster(
@@ -472,7 +492,22 @@ def join_cluster(
         )
     if address != place.coordinator_address:
         jax_state().coordinator_address = place.coordinator_address  # what others read is the address for all
+    _remember(gathering)
     return gathering
+
+
+def _remember(gathering: Gathering) -> None:
+    """Watches who dies as long as this process is in the cluster."""
+    global _gathering
+    _gathering = gathering
+    forget_in_child(gathering, Gathering.forget)
+    atexit.register(_leave_unless_failed)
+
+
+def _leave_unless_failed() -> None:
+    """At the interpreter's end: to the others, this process has died unless it ends well."""
+    if _gathering is not None and getattr(sys, "last_value", None) is None:
+        _gathering.leaving()
 
 
 def _gathered(
@@ -543,7 +578,7 @@ def shutdown(timeout_s: float = 300.0) -> None:
     """
     import jax
 
-    global _shutdowns
+    global _shutdowns, _gathering
     state = jax_state()
     if state.client is None:
         return
@@ -555,6 +590,9 @@ def shutdown(timeout_s: float = 300.0) -> None:
         _wait_until_alone(state, timeout_s - (time.monotonic() - began))
     jax.distributed.shutdown()
     _shutdowns = 0
+    if _gathering is not None:
+        _gathering.end()
+        _gathering = None
 
 
 def _wait_until_alone(state: Any, timeout_s: float) -> None:

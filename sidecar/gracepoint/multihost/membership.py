@@ -247,7 +247,7 @@ def join(
         environ: The process's environment.
         waiting: Entered while this process waits for others that are not there.
         until: Until it is closed, this process ends if another one dies, before JAX would abort it. None: until JAX has
-            joined the processes.
+            joined the processes. Later on such a death is noted (``distributed.lost_process``).
 
     Returns:
         True if this call initialised ``jax.distributed``.
@@ -284,9 +284,9 @@ def join(
         place = Place(settings.coordinator_address, settings.process_count, settings.process_id)
         joined = join_cluster(place, start, wait_s=wait_s, waiting=waiting, cluster_detection_method=DEACTIVATE)
     if until is None:
-        joined.end()
+        joined.attached()
     else:
-        until.callback(joined.end)
+        until.callback(joined.attached)
     return True
 
 

@@ -9,18 +9,20 @@ connect, and both sides introduce themselves (``Introduction``). Each judges by 
 is; another job is not waited for, and not sent away, as nobody knows which of two jobs is the older one; different
 numbers of processes or different versions end all (``AgreementError``), as another start would not change them.
 
-A connection stays open while its process waits. When all are there, process 0 closes its listener, says so to all
-(``begin``), and every process calls JAX. The connections stay open until JAX has returned, in ``attach`` to its end.
-One that breaks is a process that died, for which JAX would wait in vain, or because of which it would abort the others.
-All others leave at once then, with the exit code for that.
+A connection stays open while its process lives. When all are there, process 0 closes its listener, says so to all
+(``begin``), and every process calls JAX. Until JAX has returned, in ``attach`` to its end, a connection that breaks is
+a process that died, for which JAX would wait in vain, or because of which it would abort the others. All others leave
+at once then, with the exit code for that. Later on it is noted who died (``Gathering.lost``): a process that cannot go
+on without another one has not failed itself. JAX would abort it: at once if process 0 is dead, else after its heartbeat
+timeout. So all leave by that exit code before: at once, or when training has not gone on for ``_STANDS_S``.
 
 A message is a line of JSON. What is no introduction is closed: whoever scans ports, speaks another protocol or says
 nothing takes no place for long, and is named in the log if it speaks JAX's protocol.
 
 The calling thread does everything until ``begin``. From then on a separate thread ("gracepoint-joining", a daemon)
-owns the connections, as the calling thread is in JAX's C++ code. It ends with ``end``, or ends the process. A
-name is looked up in one more thread ("gracepoint-lookup", a daemon), because a resolver without an answer takes
-minutes. It ends with the answer.
+owns the connections, as the calling thread is in JAX's C++ code. It ends with ``end``, or with the process. A name is
+looked up in one more thread ("gracepoint-lookup", a daemon), because a resolver without an answer takes minutes. It
+ends with the answer.
 """
 
 from __future__ import annotations
@@ -69,6 +71,11 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USE
 #: With these bytes JAX's own client begins (RFC 9113).
 _HTTP2_PREFACE = b"PRI * HTTP/2.0"
 _JOIN_S = 1.0
+#: Seconds without a sync point after a process was lost, until the others leave. JAX ends them after half of its
+#: heartbeat timeout at the earliest, counted from the death, and a silent death is noticed after half a minute.
+_STANDS_S = 10.0
+#: Seconds for a look whether process 0 has ended: then its port refuses at once.
+_LOOK_S = 0.5
 #: Seconds that process 0, which hosts JAX's service, gives the others to leave before it.
 _OTHERS_LEAVE_S = 10.0
 
@@ -164,7 +171,9 @@ class Line:
 
     Attributes:
         who: Who is at the other end. None before it has introduced itself.
-        joined: Whether JAX has joined the process at the other end.
+        joined: Whether the process at the other end has attached.
+        left: Whether it has said that it leaves: then its end is no death.
+        closed: Whether nothing more can come.
     """
 
     def __init__(self, sock: socket.socket, now_s: float) -> None:
@@ -176,9 +185,13 @@ class Line:
                 if hasattr(socket, name):  # macOS has other names for some
                     sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self.sock = sock
+        self.at: Any = None  # the address of the other end
+        with contextlib.suppress(OSError):
+            self.at = sock.getpeername()
         self.since_s = now_s
         self.who: Introduction | None = None
         self.joined = False
+        self.left = self.closed = False
         self.unread = bytearray()
 
     def send(self, **message: Any) -> None:
@@ -216,17 +229,26 @@ class Gathering:
         lines: The connections: in process 0 those to all others, elsewhere the one to process 0.
         exit_code: Exit code of this process if another one dies.
         leave: Ends this process with an exit code.
+
+    Attributes:
+        exit_code: As said.
     """
 
     def __init__(self, lines: Sequence[Line], exit_code: int, leave: Callable[[int], object] = os._exit) -> None:
         self._lines = lines
-        self._exit_code = exit_code
+        self.exit_code = exit_code
         self._leave = leave
+        self._lost = ""  # who died first after this process had attached
+        self._has_lost = threading.Event()
+        self._told = threading.Event()  # the others know that this process leaves
         self._wake: socket.socket | None = None  # while the thread runs: its other end wakes it
         self._thread: threading.Thread | None = None
         # Written by the thread that joins, before it wakes the other one.
         self._until_s = math.inf
         self._awaits = "JAX had joined all processes"
+        self._attached = False
+        self._goes_on: Callable[[], bool] | None = None
+        self._stands_since_s = 0.0
         self._says_so = False
 
     @contextlib.contextmanager
@@ -249,10 +271,46 @@ class Gathering:
         with contextlib.suppress(OSError):  # the thread is ending this process
             self._wake.send(b"joined")
 
+    def attached(self) -> None:
+        """From now on the death of a process ends no other: it is noted. Safe to repeat."""
+        self._attached = True
+        with contextlib.suppress(OSError):  # the thread has ended
+            if self._wake is not None:
+                self._wake.send(b"attached")
+
+    def watch(self, goes_on: Callable[[], bool] | None) -> None:
+        """Has this process leave if another one is lost and training does not go on. None: it is only noted.
+
+        Args:
+            goes_on: Returns whether training has gone on since the last call, or ends as it should. Any thread calls.
+        """
+        self._goes_on = goes_on
+
+    def lost(self, within_s: float = 0.0) -> str:
+        """Returns, as the beginning of a sentence, which other process has died. Empty: none is known to have.
+
+        Args:
+            within_s: Seconds to wait for that news. What else shows that a process died may be here a moment earlier.
+        """
+        self._has_lost.wait(within_s)
+        return self._lost
+
+    def leaving(self) -> None:
+        """Tells the others that the end of this process, from now on, is no death. The watch goes on."""
+        if self._wake is not None:
+            with contextlib.suppress(OSError):  # the thread has ended
+                self._wake.send(b"leaving")
+            self._told.wait(_JOIN_S)
+
     def end(self) -> None:
-        """Ends the watch. From now on the others do not mind the death of this process. Safe to repeat."""
+        """Ends the watch. To the others, this process has left: it has not died. Safe to repeat."""
         self._says_so = True
         self._close()
+
+    def forget(self) -> None:
+        """In a forked child: the connections are its parent's, and end with that."""
+        for line in self._lines:
+            line.close()
 
     def _close(self) -> None:
         if self._wake is not None and self._thread is not None:
@@ -266,21 +324,31 @@ class Gathering:
                 for line in self._lines:
                     selector.register(line.sock, selectors.EVENT_READ, line)
                 while (left_s := self._until_s - time.monotonic()) > 0:
-                    ready = [key for key, _ in selector.select(None if left_s == math.inf else left_s)]
-                    if any(key.data is None for key in ready) and not woken.recv(_LINE_BYTES):
+                    if self._stands():
+                        self._end_all(f"{self._lost}, and training does not go on")
                         return
+                    wait_s = min(left_s, 1.0 if self._lost else math.inf)
+                    ready = [key for key, _ in selector.select(None if wait_s == math.inf else wait_s)]
+                    if any(key.data is None for key in ready):
+                        if not (said := woken.recv(_LINE_BYTES)):
+                            return
+                        if b"attached" in said:
+                            self._tell(joined=True)
+                        if b"leaving" in said:
+                            self._tell(leaves=True)
+                            self._told.set()
                     for line in (key.data for key in ready if key.data is not None):
                         if (reason := self._heard(line)) is not None:
                             self._end_all(reason)
                             return
-                        if line.joined:
+                        if line.closed:
                             selector.unregister(line.sock)
             self._end_all("all processes were there, and JAX has not joined them in time")
         finally:
             woken.close()
             for line in self._lines:
                 if self._says_so:
-                    line.send(joined=True)
+                    line.send(leaves=True)
                 line.close()
 
     def _heard(self, line: Line) -> str | None:
@@ -288,25 +356,67 @@ class Gathering:
         messages = line.receive()
         for message in messages or ():
             if "ends" in message:
-                return str(message["ends"])
+                if self._goes_on is not None or not self._attached:
+                    return str(message["ends"])
+                self._note(str(message["ends"]))
+            if "lost" in message:
+                self._note(str(message["lost"]))
             line.joined = line.joined or "joined" in message
-        return None if line.joined or messages is not None else f"{line.who} died before {self._awaits}"
+            line.left = line.left or "leaves" in message
+        line.closed = messages is None
+        if not line.closed or line.left:
+            return None
+        if not (self._attached or line.joined):
+            return f"{line.who} died before {self._awaits}"
+        self._note(f"{line.who} has died")
+        return self._lost if _has_ended(line) else None
+
+    def _stands(self) -> bool:
+        """Whether training has not gone on for a while since another process was lost."""
+        if not self._lost or (goes_on := self._goes_on) is None:
+            return False
+        if goes_on():
+            self._stands_since_s = time.monotonic()
+        return time.monotonic() - self._stands_since_s >= _STANDS_S
+
+    def _note(self, reason: str) -> None:
+        """Notes who died, and in process 0 tells the others."""
+        if not self._lost:
+            self._lost, self._stands_since_s = reason, time.monotonic()
+            self._has_lost.set()
+            self._tell(lost=reason)
+
+    def _tell(self, **message: Any) -> None:
+        for line in self._lines:
+            line.send(**message)
 
     def _end_all(self, reason: str) -> None:
-        for line in self._lines:
-            line.send(ends=reason)
-        logger.error("%s. This process exits, as it cannot train without it code=%d", reason, self._exit_code)
+        self._tell(ends=reason)
+        logger.error("%s. This process exits, as it cannot train without it code=%d", reason, self.exit_code)
         machine.flush_streams()
         self._let_others_leave()
-        self._leave(self._exit_code)
+        self._leave(self.exit_code)
 
     def _let_others_leave(self) -> None:
         """In process 0: waits until the others have left. JAX aborts those that are there when its service ends."""
         until_s = time.monotonic() + _OTHERS_LEAVE_S
-        here = [line for line in self._lines if line.who is not None and line.who.process_id and not line.joined]
+        here = [line for line in self._lines if line.who is not None and line.who.process_id and not line.closed]
         while here and time.monotonic() < until_s:
             here = [line for line in here if line.receive() is not None]
             time.sleep(0.01)
+
+
+def _has_ended(line: Line) -> bool:
+    """Whether process 0 is at the other end and has ended: its machine refuses connections to JAX's service."""
+    if line.who is None or line.who.process_id or not isinstance(line.at, tuple):
+        return False
+    try:
+        socket.create_connection(line.at[:2], timeout=_LOOK_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # it does not answer: a node that is away, or a network that will come back
+        return False
+    return False
 
 
 class _Waiting:

@@ -19,6 +19,7 @@ from gracepoint import deadline
 from gracepoint.errors import AgreementError, Preempted
 from gracepoint.multihost import Agreement, Meeting, raise_jax_notice
 from gracepoint.multihost.agreement import Handed
+from gracepoint.multihost.distributed import lost_process, watch_lost
 from gracepoint.multihost.membership import PodNames
 from gracepoint.multihost.stalls import StallBoard
 from gracepoint.preemption.emergency_save import EmergencySave
@@ -47,6 +48,8 @@ _NOTICE_LAGS_S = 0.5
 _STATUS = re.compile(
     r"(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DATA_LOSS|DEADLINE_EXCEEDED|FAILED_PRECONDITION): "
 )
+#: An error of the devices may be here so long before the news of the death that caused it.
+_LOST_WITHIN_S = 1.0
 #: The exit code of Python after an exception that nobody caught.
 _UNCAUGHT_CODE = 1
 
@@ -106,6 +109,7 @@ class Coordinator:
         me, count = gang.process_index, gang.process_count
         self.step = 0
         self._checkpointer = checkpointer
+        self._not_joined_exit_code = settings.not_joined_exit_code
         self._handed = handed
         self._alone = count == 1
         self._caught = False  # whether this process got such a signal; the mailbox knows a little later
@@ -161,11 +165,18 @@ class Coordinator:
         except BaseException:
             self.end(well=True)  # else a SIGTERM would go into a mailbox that nobody reads
             raise
+        self._asked_at = self.sync_point
+        watch_lost(self._goes_on)
 
     # What other threads ask.
 
     def _current_step(self) -> int:
         return self.step
+
+    def _goes_on(self) -> bool:
+        """Returns whether a sync point was passed since the last call, or a preemption ends this process."""
+        before, self._asked_at = self._asked_at, self.sync_point
+        return self._asked_at != before or self._exit.decided or self._exit.watches
 
     def _position(self) -> tuple[int, bool]:
         return self.step, deadline.must_choose(self._checkpointer.newest_snapshot)
@@ -359,6 +370,7 @@ class Coordinator:
             False if the watchdog stays until the process has exited: the process exits for a preemption, or it
             breaks off while others may hold up JAX's shutdown.
         """
+        watch_lost(None)
         if self._stall_watch is not None:
             self._stall_watch.stop()
         self._agreement.close()
@@ -374,13 +386,19 @@ class Coordinator:
             self._exit.stop()
         return all_done
 
-    def exit_process(self, *, uncaught: bool) -> None:
-        """Ends the process after a preemption; returns otherwise. Called at the interpreter's exit, after ``end``.
+    def exit_process(self, error: BaseException | None) -> None:
+        """Ends the process after a preemption, or for the death of another one; returns otherwise.
+
+        Called at the interpreter's exit, after ``end``.
 
         Args:
-            uncaught: True if the process exits for an exception that nobody caught. Then it has a few seconds to do so.
+            error: The exception that nobody caught, for which the process exits. Then it has a few seconds to do so.
         """
         self._receivers.call_handlers()
+        if self.is_of_peers(error) and not self._exit.decided and (lost := lost_process(_LOST_WITHIN_S)):
+            code = self._not_joined_exit_code
+            logger.error("%s, and this process cannot go on without it: it has not failed itself code=%d", lost, code)
+            self._exit.decide(code)
         self._exit.leave()
-        if uncaught:
+        if error is not None:
             self._exit.hurry(_UNCAUGHT_CODE)

@@ -638,5 +638,5 @@ class Session:
         if self._checkpointer.executor.progress is None:
             self._checkpointer.access.release()
         self._checkpointer.throughput.finish(_THROUGHPUT_S)
-        self._coordinator.exit_process(uncaught=getattr(sys, "last_value", None) is not None)
+        self._coordinator.exit_process(getattr(sys, "last_value", None))
         self._compilations.close(_CLOSE_TIMEOUT_S)  # an interpreter must not end while a thread compiles

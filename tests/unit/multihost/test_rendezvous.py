@@ -426,6 +426,74 @@ def test_who_has_attached_may_end_before_the_others_have(come: Come) -> None:
     assert [each.codes for each in ends] == [[], [], []]
 
 
+@contextlib.contextmanager
+def attached(come: Come, count: int) -> Iterator[list[tuple[Gathering, Ended, list[Line]]]]:
+    """Processes that have attached, with their connections."""
+    all_ends = [Ended() for _ in range(count)]
+    with contextlib.ExitStack() as stack:
+        lines = met(come, count)
+        made = [stack.enter_context(joined(each, end)) for each, end in zip(lines, all_ends, strict=True)]
+        for gathering in made:
+            gathering.attached()
+        yield list(zip(made, all_ends, lines, strict=True))
+
+
+def die(lines: list[Line]) -> None:
+    """As the kernel ends the connections of a process that dies."""
+    for line in lines:
+        line.sock.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("who", [0, 2])
+def test_if_one_dies_later_on_the_others_know_who_and_leave_if_it_was_process_0(who: int, come: Come) -> None:
+    with attached(come, 3) as processes:
+        _, _, lines = processes.pop(who)
+        assert [gathering.lost() for gathering, _, _ in processes] == ["", ""]
+        die(lines)
+        lost = {gathering.lost(WITHIN_S) for gathering, _, _ in processes}
+        assert lost == {f"process {who} (gpt-w-0-{who}) of attempt 0 has died"}
+        until(lambda: who or all(end.codes for _, end, _ in processes), "the others to leave before JAX aborts them")
+        assert [end.codes for _, end, _ in processes] == ([[], []] if who else [[79], [79]])
+
+
+def test_if_training_does_not_go_on_without_the_dead_process_all_leave(
+    come: Come, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "_STANDS_S", 0.2)
+    goes_on = threading.Event()
+    goes_on.set()
+    with attached(come, 3) as processes:
+        _, _, lines = processes.pop()
+        for gathering, _, _ in processes:
+            gathering.watch(goes_on.is_set)
+        die(lines)
+        assert processes[0][0].lost(WITHIN_S)
+        assert not processes[0][1].ended.wait(1.5), "it may save for a preemption, or not need the other one"
+        goes_on.clear()
+        for _, end, _ in processes:
+            assert end.ended.wait(WITHIN_S)
+            assert end.codes == [79]
+
+
+@pytest.mark.parametrize("who", [0, 2])
+def test_who_says_that_it_leaves_has_not_died(who: int, come: Come) -> None:
+    with attached(come, 3) as processes:
+        left, _, lines = processes.pop(who)
+        left.leaving()
+        die(lines)
+        assert [gathering.lost(0.2) for gathering, _, _ in processes] == ["", ""]
+
+
+def test_who_dies_while_others_attach_is_known_to_those_that_have_attached(come: Come) -> None:
+    lines, ends = met(come, 3), [Ended() for _ in range(3)]
+    with joined(lines[0], ends[0]) as host, joined(lines[1], ends[1]) as guest:
+        guest.attached()
+        until(lambda: lines[0][0].joined, "process 0 to know that process 1 has attached")
+        die(lines[1])
+        assert host.lost(WITHIN_S) == "process 1 (gpt-w-0-1) of attempt 0 has died"
+    assert ends[0].codes == []
+
+
 @pytest.mark.parametrize("who", [0, 2])
 @pytest.mark.parametrize("is_joined", [False, True], ids=["before JAX has joined", "in attach"])
 def test_if_one_dies_the_others_leave_and_name_it(
