@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -247,6 +248,16 @@ async def test_nothing_is_deleted_by_force_without_switch_and_right_or_while_the
 OPERATOR = "system:serviceaccount:gp-system:gp-gracepoint"
 
 
+CONTAINER = {
+    "name": "c",
+    "image": "one",
+    "imageID": "",
+    "ready": False,
+    "restartCount": 0,
+    "state": {"terminated": {"exitCode": 77}},
+}
+
+
 @pytest.fixture
 def guarded(server: ApiServer, tmp_path: Path) -> Iterator[ApiServer]:
     """The API server with the chart's role and admission policy for it."""
@@ -255,22 +266,26 @@ def guarded(server: ApiServer, tmp_path: Path) -> Iterator[ApiServer]:
         yield server
 
 
-def test_the_operator_deletes_no_pod_but_those_of_gangs_that_are_being_deleted(guarded: ApiServer) -> None:
+def test_the_operator_deletes_no_pod_but_those_that_have_ended_or_are_lost_and_changes_nothing_else(
+    guarded: ApiServer,
+) -> None:
     def make(name: str, **labels: str) -> None:
         spec = {"nodeName": "nowhere", "containers": [{"name": "c", "image": "one"}]}
         meta = {"name": name, "namespace": "default", "labels": labels}
         guarded.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
 
-    def refusal(name: str) -> str:
-        argv = ("delete", "pod", name, "--namespace=default", "--force", "--wait=false", "--dry-run=server")
-        done = guarded.kubectl(*argv, f"--as={OPERATOR}", check=False)
+    def refusal(name: str, *how: str) -> str:
+        argv = ("delete", "pod", name, "--namespace=default", *(how or ("--force",)), "--wait=false")
+        done = guarded.kubectl(*argv, "--dry-run=server", f"--as={OPERATOR}", check=False)
         return "" if done.returncode == 0 else done.stderr
 
-    def marking(name: str, phase: str) -> str:
-        patch = ("--type=merge", "--subresource=status", f'--patch={{"status": {{"phase": "{phase}"}}}}')
-        argv = ("patch", "pod", name, "--namespace=default", *patch, "--dry-run=server", f"--as={OPERATOR}")
-        done = guarded.kubectl(*argv, check=False)
+    def patched(name: str, body: object, *by: str) -> str:
+        patch = ("--type=merge", "--subresource=status", f"--patch={json.dumps(body)}")
+        done = guarded.kubectl("patch", "pod", name, "--namespace=default", *patch, *by, check=False)
         return "" if done.returncode == 0 else done.stderr
+
+    def marking(name: str, **status: object) -> str:
+        return patched(name, {"status": status}, "--dry-run=server", f"--as={OPERATOR}")
 
     labels = {LABEL_POLICY: "careful"}
     make("trains", **labels)
@@ -282,10 +297,35 @@ def test_the_operator_deletes_no_pod_but_those_of_gangs_that_are_being_deleted(g
         why = "only pods that are being deleted already"
         wait_until("the admission policy", lambda: why in refusal("trains"), timeout_s=60)
         assert "only pods that name a policy" in refusal("foreign")
-        assert why in marking("trains", "Failed")
-        assert "as failed only" in marking("terminates", "Succeeded")
+        assert why in marking("trains", phase="Failed")
+        lost = {"type": "DisruptionTarget", "status": "True", "reason": "NodeLost"}
+        ready = {"type": "Ready", "status": "False"}
+        assert patched("terminates", {"status": {"phase": "Running", "podIP": "10.0.0.1", "conditions": [ready]}}) == ""
+        others: dict[str, dict[str, Any]] = {
+            "another phase": {"phase": "Succeeded"},
+            "a field that was there": {"phase": "Failed", "podIP": "10.0.0.2"},
+            "a field that was not there": {"phase": "Failed", "message": "all is well"},
+            "containers": {"phase": "Failed", "containerStatuses": [CONTAINER]},
+            "a condition": {"phase": "Failed", "conditions": [{**ready, "status": "True"}, lost]},
+            "a condition taken away": {"phase": "Failed", "conditions": [lost]},
+            "another cause": {"phase": "Failed", "conditions": [ready, {**lost, "reason": "EvictionByEvictionAPI"}]},
+        }
+        for what, status in others.items():
+            assert "marks pods as failed only" in marking("terminates", **status), what
+        for field in ("labels", "annotations"):
+            more = {"metadata": {field: {"more": "x"}}, "status": {"phase": "Failed"}}
+            by = ("--dry-run=server", f"--as={OPERATOR}")
+            assert "marks pods as failed only" in patched("terminates", more, *by), field
+        ended = "only pods that have ended or failed"
+        assert ended in refusal("terminates"), "by force, though it is not marked as failed"
+        assert ended in refusal("trains", "--cascade=background"), "no container of it has ended"
+        assert marking("terminates", phase="Failed", conditions=[ready, lost]) == ""
+        failed = {"status": {"phase": "Failed", "conditions": [ready, lost]}}
+        assert patched("terminates", failed, f"--as={OPERATOR}") == ""
         assert refusal("terminates") == ""
-        assert marking("terminates", "Failed") == ""
+        assert ended in refusal("terminates", "--grace-period=1"), "nearly by force"
+        assert patched("trains", {"status": {"phase": "Running", "containerStatuses": [CONTAINER]}}) == ""
+        assert refusal("trains", "--cascade=background") == ""
     finally:
         names = ("trains", "terminates", "foreign")
         guarded.kubectl("delete", "pod", *names, "--namespace=default", "--force", check=False)
