@@ -36,9 +36,10 @@ from gracepoint_cli.options import (
     workload_names,
 )
 from gracepoint_cli.output import OutputFormat, progress, put, put_data, put_table, say
+from gracepoint_operator.decisions.waiting import ORDINARY, in_words
 from gracepoint_operator.model.preemption_record import kept_policy
 from gracepoint_operator.read_errors import Unreadable
-from gracepoint_operator.resources import ClusterCheckpointPolicy, Training, default_of
+from gracepoint_operator.resources import CheckpointPolicy, ClusterCheckpointPolicy, Training, default_of
 from gracepoint_operator.resources.crds import definitions
 from gracepoint_operator.webhooks.installation import installed_releases, read_installed_api
 from gracepoint_operator.webhooks.training_jobs import Problems, gang
@@ -103,6 +104,7 @@ def _installation(cluster: Cluster, namespace: str) -> Iterable[CheckResult]:
         NAMESPACES,
         NODES,
         PODS,
+        POLICIES,
         VALIDATING_WEBHOOKS,
         Kind,
         read_labels,
@@ -148,6 +150,9 @@ def _installation(cluster: Cluster, namespace: str) -> Iterable[CheckResult]:
     def policies() -> Iterable[CheckResult]:
         return _policies(cluster, namespace)
 
+    def waits() -> Iterable[CheckResult]:
+        return check_waits(cluster.list(POLICIES, namespace), time.time())
+
     named: dict[str, Callable[[], Iterable[CheckResult]]] = {
         "Kubernetes": version,
         "definitions": own,
@@ -157,6 +162,7 @@ def _installation(cluster: Cluster, namespace: str) -> Iterable[CheckResult]:
         "webhooks": webhooks,
         "cluster policies": cluster_policies,
         "policies": policies,
+        "waits": waits,
     }
     for name, look in named.items():
         try:
@@ -506,6 +512,20 @@ def missing_policies(workloads: Iterable[Json], policies: Iterable[Json]) -> Ite
             )
         text += "Create it again, or correct the label"
         yield CheckResult(f"policy {name}", CheckState.WARNING, text)
+
+
+def check_waits(policies: Iterable[Json], now: float) -> Iterable[CheckResult]:
+    """Looks for jobs that wait to start. ``now``: seconds since the epoch."""
+    for body in policies:
+        try:
+            entries = CheckpointPolicy.of(body).status.waits or ()
+        except Unreadable:
+            continue  # another check says so
+        for entry in entries:
+            is_ordinary = all(wait.kind in ORDINARY for wait in entry.waits)
+            state = CheckState.OK if is_ordinary else CheckState.WARNING
+            awaited = "; ".join(in_words(wait, now) for wait in entry.waits)
+            yield CheckResult(called(entry.kind, entry.name), state, f"waits for: {awaited}")
 
 
 def _authorities(name: str, bundle: str | None, now: datetime.datetime) -> CheckResult:

@@ -20,7 +20,9 @@ from rich.text import Text
 
 from gracepoint.wire.messages import one_line
 from gracepoint.wire.names import JOBSET_LABEL_JOB_INDEX, JOBSET_LABEL_RESTART_ATTEMPT
+from gracepoint_operator.decisions.waiting import awaited_by
 from gracepoint_operator.kube.objects import LABEL_COMPLETION_INDEX
+from gracepoint_operator.model.preemption_record import CONDITION_STARTED
 
 
 class SpanKind(StrEnum):
@@ -33,6 +35,7 @@ class SpanKind(StrEnum):
     SAVE = "save"
     COMMIT = "commit"
     EXIT = "exit"
+    WAIT = "waits to start"
     PODS = "pods start"
     IMPORTS = "imports"
     JOIN = "join"
@@ -137,6 +140,7 @@ STAGES = {
     "durable": "on stable storage",
     "committed": "checkpoint committed",
     "exited": "all trainers have left",
+    "unblocked": "what the restart waited for is there",
     "podsBack": "new trainers run",
     "started": "new processes started",
     "attaching": "modules imported",
@@ -166,6 +170,7 @@ _UNTIL = {
     "durable": (SpanKind.SAVE, "waits for stable storage"),
     "committed": (SpanKind.COMMIT, "commits the checkpoint"),
     "exited": (SpanKind.EXIT, "leaves"),
+    "unblocked": (SpanKind.WAIT, "waits"),
     "podsBack": (SpanKind.PODS, "new pods start"),
     "started": (SpanKind.PODS, "new processes start"),
     "attaching": (SpanKind.IMPORTS, "imports modules"),
@@ -176,22 +181,28 @@ _UNTIL = {
 }
 
 
-def timeline_of(preemption: Json, pods: Iterable[Json] = ()) -> Timeline:
+def timeline_of(preemption: Json, pods: Iterable[Json] = (), now: datetime.datetime | None = None) -> Timeline:
     """Returns the timeline of a Preemption.
 
     Args:
         preemption: A record of the operator.
         pods: The pods of its workload that exist now. Each gets a lane.
+        now: The time, up to which a restart waits that has not begun. None: when its wait was recorded.
     """
     spec, status = preemption["spec"], preemption.get("status") or {}
     node = _node_lane(spec)
     at = {item["stage"]: float(item["seconds"]) for item in status.get("timings") or ()}
+    observed_at = time_of(spec["observedAt"])
+    started: Json = next((item for item in status.get("conditions") or () if item.get("type") == CONDITION_STARTED), {})
+    if started.get("status") == "False":
+        at["unblocked"] = ((now or time_of(started["lastTransitionTime"])) - observed_at).total_seconds()
     spans, reached = [], at.get("noticeSent", 0.0)
     for stage, (kind, text) in _UNTIL.items():
         if stage in at:
             # Stages are reported by several clocks, so that one may seem to end before it began.
             end = max(at[stage], reached)
-            spans.append(Span(GANG, reached, end, kind, text))
+            awaited = f" for: {awaited_by(started)}" if stage == "unblocked" and started else ""
+            spans.append(Span(GANG, reached, end, kind, text + awaited))
             reached = end
     moments = [TimelineMoment(node, 0.0, str(spec["signal"]))]
     if "noticeSent" in at:
@@ -199,7 +210,6 @@ def timeline_of(preemption: Json, pods: Iterable[Json] = ()) -> Timeline:
     if "firstAck" in at and "lastAck" in at:
         first_s, last_s = at["firstAck"], max(at["firstAck"], at["lastAck"])
         spans.append(Span(OPERATOR, first_s, last_s, SpanKind.NOTICE, "acknowledgements arrive"))
-    observed_at = time_of(spec["observedAt"])
     lanes, pod_spans = _pod_lanes(pods, observed_at)
     deadline = time_of(spec["deadline"]) if spec.get("deadline") else None
     return Timeline(
@@ -298,6 +308,7 @@ _COLOURS = {
     SpanKind.SAVE: "magenta",
     SpanKind.COMMIT: "bright_magenta",
     SpanKind.EXIT: "red",
+    SpanKind.WAIT: "white",
     SpanKind.PODS: "yellow",
     SpanKind.IMPORTS: "bright_yellow",
     SpanKind.JOIN: "bright_cyan",
@@ -312,6 +323,7 @@ _LETTERS = {
     SpanKind.SAVE: "s",
     SpanKind.COMMIT: "c",
     SpanKind.EXIT: "x",
+    SpanKind.WAIT: "w",
     SpanKind.PODS: "p",
     SpanKind.IMPORTS: "i",
     SpanKind.JOIN: "j",

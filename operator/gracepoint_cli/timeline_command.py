@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,7 +61,8 @@ def timeline(
         where = namespace or cluster.namespace
         record = _record(cluster, where, preemption)
         of = record["spec"]["jobSet"]
-        drawing = timeline_of(record, pods_of(cluster, where, of.get("kind", WORKLOAD_KIND), of["name"], of["uid"]))
+        pods = pods_of(cluster, where, of.get("kind", WORKLOAD_KIND), of["name"], of["uid"])
+        drawing = timeline_of(record, pods, datetime.datetime.now(datetime.UTC))
     for path, draw in ((svg, timeline_picture.svg), (html, timeline_picture.page)):
         if path is not None:
             try:

@@ -24,6 +24,7 @@ COLOURS = {
     SpanKind.SAVE: "#e69f00",
     SpanKind.COMMIT: "#d55e00",
     SpanKind.EXIT: "#a05195",
+    SpanKind.WAIT: "#d9d9d9",
     SpanKind.PODS: "#e8d174",
     SpanKind.IMPORTS: "#c9b458",
     SpanKind.JOIN: "#8fbfe0",

@@ -101,14 +101,24 @@ def _node_comes(gang: Gang) -> None:
 
 
 def _node_dies(gang: Gang) -> None:
-    """Its kubelet is silent, so the pod that is deleted there never goes. The other process misses its peer."""
+    """Its kubelet is silent, so the pod that is deleted there never goes.
+
+    The other process has lost its peer, and leaves minutes before anything marks the pod: it is made anew, and waits.
+    """
     gang.plane.kubelets.dead.add(gang.nodes[1])
+    left = gang.running()[0]["metadata"]["uid"]
+    gang.exit(names.DEFAULT_NOT_JOINED_EXIT_CODE)
+    gang.until(lambda: _is_made_anew(gang, left), "another pod in the place of the one that left")
     path = f"/api/v1/nodes/{gang.nodes[1]}"
     unknown = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "lastTransitionTime": now()}
     gang.api.set_status(path, {"conditions": [unknown]})
     gang.api.merge(path, {"spec": {"taints": [{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]}})
     gang.until(lambda: len(gang.running()) == 1, "the taint manager to delete the pod")
-    gang.exit(names.DEFAULT_UNSAVED_EXIT_CODE)
+
+
+def _is_made_anew(gang: Gang, uid: str) -> bool:
+    running = gang.running()
+    return len(running) == 2 and running[0]["metadata"]["uid"] != uid
 
 
 def _node_lives(gang: Gang) -> None:
@@ -225,9 +235,9 @@ _PRESSURE = "The node was low on resource: memory. Threshold quantity: 100Mi, av
 
 #: Failures of the infrastructure.
 INFRASTRUCTURE = (
-    Kind("saved, and left", _exits(names.DEFAULT_SAVED_EXIT_CODE)),
-    Kind("left without a save", _exits(names.DEFAULT_UNSAVED_EXIT_CODE)),
-    Kind("does not get into the job", _does_not_join),
+    Kind("saved, and left", _exits(names.DEFAULT_SAVED_EXIT_CODE), words=("ProcessLeft", "exit code 77", "has saved")),
+    Kind("left without a save", _exits(names.DEFAULT_UNSAVED_EXIT_CODE), words=("ProcessLeft", "exit code 78")),
+    Kind("does not get into the job", _does_not_join, words=("ProcessLeft", "exit code 79", "did not get into")),
     Kind("eviction by the API", _evicted, words=("eviction of the pod",)),
     Kind("taint manager", _tainted, words=(_TAINT,), end=_untainted),
     Kind("scheduler preempts", _preempted_by_scheduler, words=("PreemptionByScheduler",), end=_urgent_goes),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator
 
@@ -49,6 +50,10 @@ def is_replaced(gang: Gang, status: Json) -> None:
     assert uids(gang.running())[0] == first["metadata"]["uid"]
 
 
+def is_said(gang: Gang, words: str) -> bool:
+    return words in str(gang.said())
+
+
 def counted(gang: Gang) -> tuple[int, int, str]:
     account = gang.account()
     return account.restarts, account.counted, account.end
@@ -76,6 +81,15 @@ def test_a_gang_that_is_suspended_while_it_starts_counts_nothing(plane: ControlP
     starting.suspend(False)
     starting.wait_to_run(0)
     assert counted(starting) == (0, 0, "")
+
+
+def test_what_a_job_cannot_tell_from_an_error_of_the_program_counts_and_is_named(plane: ControlPlane) -> None:
+    lost = gang(plane, "container-lost")
+    for number, (code, reason) in enumerate(((137, "ContainerStatusUnknown"), (128, "StartError"), (255, "Unknown"))):
+        lost.exit(code, reason)
+        lost.until(functools.partial(is_said, lost, f"has exit code {code} ({reason})"), "the Event")
+        lost.wait_to_run(number + 1)
+    assert counted(lost) == (3, 3, "")
 
 
 def test_rules_of_users_for_crashes_are_not_for_pods_that_never_ran(plane: ControlPlane) -> None:

@@ -7,6 +7,7 @@ The stages of a Preemption's timings, in seconds after the signal was first obse
     frozen, agreed, drained, written, durable, committed
                           reported by the primary process for the gang
     exited                every pod of the gang has ended
+    unblocked             what the next start waited for is there: a node, an image, the end of a pod
     podsBack              as many new pods are running
     started, attaching    the new primary process has started; has called attach, after its imports
     joined                the new processes have joined each other

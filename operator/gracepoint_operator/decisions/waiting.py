@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from typing import Any
 
-from gracepoint_operator.decisions.preemption_status import Note
+from gracepoint_operator.decisions.preemption_status import Note, with_stage
 from gracepoint_operator.kube.objects import LONGEST_SAID, HeldUp, Holdup, Pod
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption_record import CONDITION_STARTED, PreemptionRecord, joined_status, place_of
@@ -163,6 +164,11 @@ def lasting(waits: Iterable[StartWait], now: float) -> tuple[StartWait, ...]:
     return tuple(wait for wait in waits if wait.since is not None and now - wait.since >= NAMED_AFTER_S)
 
 
+def late(pods: Iterable[Pod], now: float) -> list[Pod]:
+    """Returns the pods that are being deleted and should have ended. ``now``: seconds since the epoch."""
+    return [pod for pod in pods if pod.node and pod.deletion_at is not None and pod.deletion_at <= now]
+
+
 def late_at(gang: GangSnapshot, now: float) -> float | None:
     """Returns when the next pod that is being deleted will be late, as no event says so. None: there is none."""
     ends = (pod.deletion_at for pod in gang.pods if pod.node and pod.deletion_at is not None)
@@ -196,20 +202,27 @@ def explained(wait: StartWait, events: Iterable[EventSaid]) -> StartWait:
 
 
 def _deletions(gang: GangSnapshot, now: float) -> Iterator[StartWait]:
-    for pod in gang.pods:
-        if pod.deletion_at is None or pod.deletion_at > now or not pod.node:
-            continue
-        if pod.node not in gang.nodes:
-            message = "its node is gone"
-        else:
-            taints = [mark.text for mark in gang.marks.get(pod.uid, ()) if mark.taint is not None]
-            node_marks = [mark.text for mark in gang.marks.get(pod.uid, ()) if mark.row.match.kind is On.NODE]
-            causes = taints or node_marks
-            message = (
-                f"its node has the {causes[0]}" if causes else "its kubelet has not said that the containers ended"
-            )
-        description = f"{_WORDS[WaitKind.DELETION]} {pod.name} on the node {pod.node}"
-        yield StartWait(WaitKind.DELETION, description, pod.deletion_at, message, pod.name, pod.node)
+    """Yields a wait for each pod that should have ended; for many with the same cause one together."""
+    by_cause: dict[str, list[Pod]] = {}
+    for pod in late(gang.pods, now):
+        by_cause.setdefault(_why_it_stays(gang, pod), []).append(pod)
+    for message, pods in by_cause.items():
+        pods.sort(key=lambda pod: (pod.deletion_at or 0.0, pod.name))
+        first_ones = pods if len(pods) <= _NAMED else pods[:1]
+        more = len(pods) - len(first_ones)
+        for pod in first_ones:
+            description = f"{_WORDS[WaitKind.DELETION]} {pod.name} on the node {pod.node}"
+            description += f", and of {more} more" if more else ""
+            yield StartWait(WaitKind.DELETION, description, pod.deletion_at, message, pod.name, pod.node)
+
+
+def _why_it_stays(gang: GangSnapshot, pod: Pod) -> str:
+    if pod.node not in gang.nodes:
+        return "its node is gone"
+    taints = [mark.text for mark in gang.marks.get(pod.uid, ()) if mark.taint is not None]
+    node_marks = [mark.text for mark in gang.marks.get(pod.uid, ()) if mark.row.match.kind is On.NODE]
+    causes = taints or node_marks
+    return f"its node has the {causes[0]}" if causes else "its kubelet has not said that the containers ended"
 
 
 def _lacks_pods(gang: GangSnapshot, workload: Workload) -> bool:
@@ -471,19 +484,30 @@ def start_condition(policy: CheckpointPolicy, entries: Sequence[WorkloadWaits], 
     return _condition(first.waits[0].kind, message, now, policy.generation)
 
 
-def of_preemption(status: PreemptionStatus, waits: Sequence[StartWait], now: float) -> PreemptionStatus:
+_AWAITS, _IS_THERE = "the restart waits for: ", "what the restart waited for is there: "
+
+
+def of_preemption(preemption: PreemptionRecord, waits: Sequence[StartWait], now: float) -> PreemptionStatus:
     """Returns the status of a Preemption while the gang that it restarts waits, or waits no more."""
+    status = preemption.status
     before = next((item for item in status.conditions or () if item.type == CONDITION_STARTED), None)
     if not waits and (before is None or before.status is ConditionStatus.TRUE):
         return status
     entries = [wait.to_status(now) for wait in waits]
     if waits:
-        after = _condition(str(waits[0].kind), f"the restart waits for: {_sentence(entries)}", now, None)
+        after = _condition(str(waits[0].kind), f"{_AWAITS}{_sentence(entries)}", now, None)
     else:
-        after = _condition(None, "what the restart waited for is there", now, None)
+        awaited = "" if before is None else before.message.removeprefix(_AWAITS)
+        after = _condition(None, f"{_IS_THERE}{awaited}", now, None)
+        status = with_stage(status, "unblocked", preemption.spec.observed_at.timestamp(), now)
     if before is not None and (before.status, before.message) == (after.status, after.message):
         return status
     return joined_status(PreemptionStatus(conditions=[after]), status)
+
+
+def awaited_by(condition: Mapping[str, Any]) -> str:
+    """Returns, from the condition Started of a Preemption, what the restart waits for, or has waited for."""
+    return str(condition.get("message") or "").removeprefix(_AWAITS).removeprefix(_IS_THERE)
 
 
 def restarting(preemptions: Sequence[PreemptionRecord]) -> PreemptionRecord | None:

@@ -18,14 +18,14 @@ from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.decisions.preemption_status import EVENT_CONTROLLER, STORY, Note
 from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
-from gracepoint_operator.kube.objects import Pod, format_time
+from gracepoint_operator.kube.objects import HeldUp, Pod, format_time
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
 from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model.preemption_record import PreemptionRecord
 from gracepoint_operator.resources import Preemption, SignalKind
 from gracepoint_operator.signals import Mark
-from gracepoint_operator.workloads import BY_NAME, WorkloadIdentity
+from gracepoint_operator.workloads import BY_NAME, Workload, WorkloadIdentity
 
 logger = logging.getLogger(__name__)
 
@@ -128,13 +128,28 @@ class EventRecorder:
 
 #: Why a pod has ended, if it was neither its program nor anything that the gang could be told of before.
 REASON_POD_DISRUPTED = "PodDisrupted"
+#: A process has left by an exit code of the library, and no preemption says why.
+REASON_PROCESS_LEFT = "ProcessLeft"
+#: A container has ended in a way of which nobody can say that it was the program's, and which counts nevertheless.
+REASON_CONTAINER_LOST = "ContainerLost"
+#: Reasons in the state of a container (pkg/kubelet of Kubernetes, containerd), and what they mean. A rule of a Job sees
+#: the exit code alone.
+_LOST = {
+    "ContainerStatusUnknown": "its pod was deleted before it was started, or its node lost it",
+    "ContainerCannotRun": "the runtime could not start it",
+    "StartError": "the runtime could not start it",
+    "Unknown": "its node was reset",
+}
+#: Of processes that leave by the same code within so many seconds, the first one alone is named.
+_TOGETHER_S = 60
 
 
 class EndedPods:
-    """Says which pods were ended from outside without notice, by an Event on their workload.
+    """Says why pods have ended for anything but an error of their program, by an Event on their workload.
 
     A kubelet that evicts a pod or shuts down, and the garbage collector of pods, mark a pod in the moment in which it
-    has ended. Then it is too late for a preemption: what follows is the restart of the gang.
+    has ended. Then it is too late for a preemption: what follows is the restart of the gang. And a process may leave by
+    an exit code of the library although no preemption is recorded: it caught a SIGTERM, or did not get into the job.
 
     Args:
         cache: What is known of the cluster.
@@ -150,18 +165,49 @@ class EndedPods:
         self._write_queue = WriteQueue("end of a pod", self._write, metrics, interval_s)
 
     def see(self, pod: Pod, marks: Iterable[Mark]) -> None:
-        """Says soon why a pod has ended, if its marks tell and no preemption of its gang is about it."""
-        mark = next((mark for mark in marks if mark.row.kind is SignalKind.DISRUPTION_TARGET), None)
+        """Says soon why a pod has ended, if it tells and no preemption of its gang is about it."""
         workload = self._cache.objects.workloads.get(pod.workload_uid)
-        if not pod.finished or mark is None or workload is None or not pod.policy:
+        if not pod.finished or workload is None or not pod.policy:
             return
+        mark = next((mark for mark in marks if mark.row.kind is SignalKind.DISRUPTION_TARGET), None)
         preemptions = self._cache.preemptions.of_workload(workload.uid)
-        if any(pod.name in preemption.spec.pods and preemption.includes(pod) for preemption in preemptions):
-            return
         where = f" on {pod.node}" if pod.node else ""
-        message = f"the pod {pod.name}{where} was ended from outside: {mark.text}; the restart does not count"
-        key = (pod.namespace, pod.uid)
-        self._notes[key] = (workload, pod.uid, Note(REASON_POD_DISRUPTED, message))
+        if mark is not None:
+            if not any(pod.name in preemption.spec.pods and preemption.includes(pod) for preemption in preemptions):
+                message = f"the pod {pod.name}{where} was ended from outside: {mark.text}; the restart does not count"
+                self._say(workload, pod.uid, Note(REASON_POD_DISRUPTED, message))
+        elif pod.holdup is not None and pod.holdup.at is HeldUp.ENDED and not pod.helps:
+            code, reason = pod.holdup.exit_code, pod.holdup.reason
+            episode = f"{pod.restart_attempt} {code} {(pod.ended_at or pod.created_at) // _TOGETHER_S:.0f}"
+            if (why := self._why_it_left(pod, code, workload, preemptions)) is not None:
+                said = f"the process of the pod {pod.name}{where} left with exit code {code}: {why}"
+                self._say(workload, episode, Note(REASON_PROCESS_LEFT, f"{said}; this does not count"))
+            elif reason in _LOST:
+                said = f"the container of the pod {pod.name}{where} has exit code {code} ({reason}): {_LOST[reason]}"
+                counts = "this counts, as a Job cannot tell it from an error of the program"
+                self._say(workload, episode, Note(REASON_CONTAINER_LOST, f"{said}; {counts}", warning=True))
+
+    def _why_it_left(
+        self, pod: Pod, code: int | None, workload: Workload, preemptions: Iterable[PreemptionRecord]
+    ) -> str | None:
+        """What the exit code of a process means. None: it is its program's, or a preemption has it."""
+        policy = self._cache.policies.get((workload.namespace, workload.policy))
+        if policy is None or code is None:
+            return None
+        spec = policy.spec
+        if code == spec.not_joined_exit_code:
+            return "it did not get into the job, or another process was lost"
+        if any(preemption.leaves and preemption.includes(pod) for preemption in preemptions):
+            return None
+        meanings = {
+            spec.after_save.saved_exit_code: "it has saved",
+            spec.after_save.unsaved_exit_code: "it was to save, and has not in time",
+        }
+        return meanings.get(code)
+
+    def _say(self, workload: Workload, episode: str, note: Note) -> None:
+        key = (workload.namespace, f"{workload.uid} {episode}")
+        self._notes.setdefault(key, (workload, episode, note))
         self._write_queue.touch(key)
 
     async def close(self, timeout_s: float) -> None:

@@ -190,7 +190,7 @@ class PolicyWriter:
         self._connections: dict[Key, tuple[GangConnection, ...]] = {}
         self._stalls: dict[Key, dict[str, str]] = {}  # policy -> workload's name -> what is known of its stall
         self._troubles: dict[tuple[Key, TroubleKind], dict[str, str]] = {}  # likewise, of each kind
-        self._waits: dict[Key, tuple[WorkloadWaits, ...]] = {}
+        self._waits: dict[Key, Callable[[int], Sequence[WorkloadWaits]]] = {}
         self._snapshots: dict[str, WorkloadSnapshots] = {}  # workload's UID -> newest that came to this replica
         self.goodput = GoodputRecorder(cache, self._changed, metrics, clock)
         self._write_queue = WriteQueue("policy", self._write, metrics, interval_s)
@@ -247,7 +247,7 @@ class PolicyWriter:
         # A stall that lasts is written if the policy comes back. None is nothing.
         self._stalls = {key: kept for key, kept in self._stalls.items() if kept or not is_gone(key)}
         self._troubles = {key: kept for key, kept in self._troubles.items() if kept or not is_gone(key[0])}
-        self._waits = {key: kept for key, kept in self._waits.items() if kept or not is_gone(key)}
+        self._waits = {key: kept for key, kept in self._waits.items() if kept(1) or not is_gone(key)}
 
     def _changed(self, namespace: str, name: str, news: bool) -> None:
         """Something in the policy's status has changed. ``news``: it is more than a figure."""
@@ -294,9 +294,14 @@ class PolicyWriter:
         self._troubles[policy, kind] = dict(failing)
         self.touch(*policy)
 
-    def waits(self, policy: Key, entries: Sequence[WorkloadWaits]) -> None:
-        """As ``stalls``, for what the policy's gangs wait for before they run."""
-        self._waits[policy] = tuple(sorted(entries, key=lambda entry: entry.name)[:_WAITS])
+    def waits(self, policy: Key, entries: Callable[[int], Sequence[WorkloadWaits]]) -> None:
+        """As ``stalls``, for what the policy's gangs wait for before they run.
+
+        Args:
+            policy: The policy.
+            entries: Returns so many entries at most. Called when they are written: thousands of gangs may wait.
+        """
+        self._waits[policy] = entries
         self.touch(*policy)
 
     def snapshots(self, workload: Workload, entry: WorkloadSnapshots) -> None:
@@ -359,7 +364,7 @@ class PolicyWriter:
             self.goodput.written(workloads)
         if stalls == {} and self._stalls.get(key) is stalls:
             del self._stalls[key]
-        if waits == () and self._waits.get(key) is waits:
+        if waits is not None and not waits(1) and self._waits.get(key) is waits:
             del self._waits[key]
         for kind, failing in troubles.items():
             if not failing and self._troubles.get((key, kind)) is failing:
@@ -476,7 +481,8 @@ class PolicyWriter:
             if (key, kind) in self._troubles
         ]
         uids = {item.uid for item in workloads}
-        waits = [entry for entry in self._waits.get(key, policy.status.waits or ()) if entry.uid in uids]
+        entries = self._waits[key](_WAITS) if key in self._waits else policy.status.waits or ()
+        waits = [entry for entry in entries if entry.uid in uids]
         if key in self._waits or any(item.type == CONDITION_STARTED for item in before):
             conditions.append(waiting.start_condition(policy, waits, now))
         with_memory = uids if policy.spec.checkpoint.memory is not None else set[str]()

@@ -8,16 +8,18 @@ the workload. ``close`` ends the queue. Both replicas see the same objects, and 
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
+import heapq
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from gracepoint_operator.decisions import waiting
 from gracepoint_operator.decisions.waiting import NAMED_AFTER_S, EventSaid, StartWait, WaitKind
 from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
-from gracepoint_operator.kube.objects import format_time, parse_time, text, true_conditions
+from gracepoint_operator.kube.objects import Pod, format_time, parse_time, text, true_conditions
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
 from gracepoint_operator.logs import about, seldom
 from gracepoint_operator.metrics import Metrics
@@ -26,7 +28,7 @@ from gracepoint_operator.read_errors import Unreadable, reading
 from gracepoint_operator.recording.event_recorder import EventRecorder
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
 from gracepoint_operator.recording.trouble_recorder import RecorderContext
-from gracepoint_operator.resources import CheckpointPolicy
+from gracepoint_operator.resources import CheckpointPolicy, WorkloadWaits
 from gracepoint_operator.workloads import Workload
 
 logger = logging.getLogger(__name__)
@@ -42,6 +44,9 @@ _AT_ONCE_S = 0.01
 _PER_GANG_S = 0.5
 #: Of so many waits of one gang, Events are asked for.
 _ASKED = 3
+#: So many requests about pods of lost nodes are in progress at once: a slice may lose hundreds, and other parts need
+#: the threads of ``KubeClient`` without delay.
+_AT_ONCE = 4
 
 
 #: The taint by which somebody says that a node is shut down, and that nothing runs there any more.
@@ -71,61 +76,91 @@ class LostPods:
         self._metrics = metrics
         self._clock = clock
         self._allowed = allowed
-        self._lost_since: dict[tuple[str, str], float] = {}  # workload's UID and pod's name -> when it was found first
+        self._lost_since: dict[tuple[str, str], float] = {}  # workload's UID and pod's UID -> when it was found first
+        self._turns = asyncio.Semaphore(_AT_ONCE)
 
-    async def look(self, workload: Workload, policy: CheckpointPolicy | None, waits: Sequence[StartWait]) -> None:
-        """Looks at the pods that a gang waits for until they are gone.
+    async def look(self, workload: Workload, policy: CheckpointPolicy | None, late: Sequence[Pod]) -> None:
+        """Looks at the pods of a gang that should have ended, until they are gone.
 
         Raises:
-            client.KubeError: The API server does not answer, or refuses.
+            client.KubeError: The API server does not answer, or refuses. The others were looked at all the same.
         """
-        ending = {(workload.uid, wait.pod): wait for wait in waits if wait.kind is WaitKind.DELETION}
+        pods = {(workload.uid, pod.uid): pod for pod in late}
         before = self._lost_since
-        self._lost_since = {key: at for key, at in before.items() if key[0] != workload.uid or key in ending}
-        if not self._allowed or policy is None or not policy.spec.lost_nodes.delete_pods:
+        self._lost_since = {key: at for key, at in before.items() if key[0] != workload.uid or key in pods}
+        if not (pods and self._allowed and policy is not None and policy.spec.lost_nodes.delete_pods):
             return
-        for key, wait in ending.items():
-            reason = await self._why_lost(wait.node)
-            if reason is None:
+        errors: list[BaseException] = []
+        reasons, now = await self._why_lost({pod.node for pod in late}, errors), self._clock()
+        to_delete: list[Awaitable[None]] = []
+        for key, pod in pods.items():
+            if pod.node not in reasons:
+                continue  # nobody can know
+            if not (reason := reasons[pod.node]):
                 self._lost_since.pop(key, None)
             elif key not in before:
-                self._lost_since[key] = self._clock()
-            elif self._clock() - before[key] >= LOOK_S:
-                await self._delete(workload, wait, reason)
+                self._lost_since[key] = now
+            elif now - before[key] >= LOOK_S:
+                to_delete.append(self._delete(workload, pod, reason))
+        errors += await self._in_turns(to_delete)
+        if errors:
+            raise errors[0]
 
     def forget(self, uid: str) -> None:
         """A workload is gone."""
         self._lost_since = {key: at for key, at in self._lost_since.items() if key[0] != uid}
 
-    async def _why_lost(self, name: str) -> str | None:
-        """Why nothing can run on a node any more. None: something may."""
-        try:
-            node = await self._api.get(objects.NODES, None, name)
-        except client.NotFound:
-            return "its node is gone"
-        with reading(f"the node {name}"):
-            if "Ready" in true_conditions(node.get("status") or {}):
-                return None
-            if any(taint.get("key") == _OUT_OF_SERVICE for taint in (node.get("spec") or {}).get("taints") or ()):
-                return f"its node has the taint {_OUT_OF_SERVICE}"
-            owners = node["metadata"].get("ownerReferences") or ()
-            claims = {owner.get("uid") for owner in owners if _is_node_claim(owner)}
-        if not claims:
-            return None
-        try:
-            there = {item["metadata"]["uid"] for item in (await self._api.list(objects.NODE_CLAIMS)).items}
-        except client.NotFound:
-            return None  # Karpenter is not there: nobody can know
-        return None if claims & there else "the NodeClaim of its node is gone"
+    async def _in_turns(self, requests: Iterable[Awaitable[None]]) -> list[BaseException]:
+        """Waits for all requests. Returns the errors of those that failed."""
 
-    async def _delete(self, workload: Workload, wait: StartWait, reason: str) -> None:
+        async def in_turn(request: Awaitable[None]) -> None:
+            async with self._turns:
+                await request
+
+        results = await asyncio.gather(*map(in_turn, requests), return_exceptions=True)
+        return [error for error in results if error is not None]
+
+    async def _why_lost(self, names: Iterable[str], errors: list[BaseException]) -> dict[str, str]:
+        """Why nothing can run on a node any more; empty if something may. Nodes that cannot be read are left out."""
+        reasons: dict[str, str] = {}
+        claims: dict[str, set[str]] = {}  # node -> UIDs of its NodeClaims, of which nobody knows yet whether they exist
+
+        async def look_at(name: str) -> None:
+            try:
+                node = await self._api.get(objects.NODES, None, name)
+            except client.NotFound:
+                reasons[name] = "its node is gone"
+                return
+            with reading(f"the node {name}"):
+                if "Ready" in true_conditions(node.get("status") or {}):
+                    reasons[name] = ""
+                    return
+                if any(taint.get("key") == _OUT_OF_SERVICE for taint in (node.get("spec") or {}).get("taints") or ()):
+                    reasons[name] = f"its node has the taint {_OUT_OF_SERVICE}"
+                    return
+                owners = node["metadata"].get("ownerReferences") or ()
+                claims[name] = {str(owner.get("uid")) for owner in owners if _is_node_claim(owner)}
+
+        errors += await self._in_turns(map(look_at, sorted(names)))
+        there: set[str] | None = set()
+        if any(claims.values()):
+            try:
+                there = {item["metadata"]["uid"] for item in (await self._api.list(objects.NODE_CLAIMS)).items}
+            except client.NotFound:
+                there = None  # Karpenter is not there: nobody can know
+        for name, uids in claims.items():
+            is_gone = bool(uids) and there is not None and not uids & there
+            reasons[name] = "the NodeClaim of its node is gone" if is_gone else ""
+        return reasons
+
+    async def _delete(self, workload: Workload, lost: Pod, reason: str) -> None:
         try:
-            pod = await self._api.get(objects.PODS, workload.namespace, wait.pod)
-            if pod["metadata"].get("deletionTimestamp") is None or pod["spec"].get("nodeName") != wait.node:
+            pod = await self._api.get(objects.PODS, lost.namespace, lost.name)
+            if pod["metadata"]["uid"] != lost.uid or pod["metadata"].get("deletionTimestamp") is None:
                 return  # another pod of this name
             if (pod.get("status") or {}).get("phase") not in ("Failed", "Succeeded"):
                 pod = await self._api.merge_status(
-                    objects.PODS, workload.namespace, wait.pod, _failed(pod, reason, self._clock())
+                    objects.PODS, lost.namespace, lost.name, _failed(pod, reason, self._clock())
                 )
             await self._api.delete(objects.PODS, pod, force=True)
         except (client.NotFound, client.Conflict):
@@ -133,10 +168,9 @@ class LostPods:
         self._metrics.lost_pods_deleted.inc()
         logger.warning(
             "a pod of a lost node was deleted by force",
-            extra=about(pod=wait.pod, namespace=workload.namespace, node=wait.node, why=reason),
+            extra=about(pod=lost.name, namespace=lost.namespace, node=lost.node, why=reason),
         )
-        note = waiting.deleted_note(wait.pod, wait.node, reason)
-        await self._events.post_on(workload, note, str(pod["metadata"]["uid"]))
+        await self._events.post_on(workload, waiting.deleted_note(lost.name, lost.node, reason), lost.uid)
 
 
 def _is_node_claim(owner: JsonObject) -> bool:
@@ -156,6 +190,41 @@ def _failed(pod: JsonObject, reason: str, now: float) -> JsonObject:
     others = [item for item in (pod["status"].get("conditions") or ()) if item.get("type") != "DisruptionTarget"]
     version = {"resourceVersion": pod["metadata"]["resourceVersion"]}
     return {"metadata": version, "status": {"phase": "Failed", "conditions": [*others, disrupted]}}
+
+
+class OldestFirst:
+    """Since when each of many waits, and the oldest of these times. Any change costs little, however many there are.
+
+    Attributes:
+        oldest: The oldest time. None: there is none. Any thread may read it.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+        self._heap: list[tuple[float, str]] = []  # only entries that are in _since count
+        self.oldest: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._since)
+
+    def put(self, name: str, since: float) -> None:
+        if self._since.get(name) != since:
+            self._since[name] = since
+            heapq.heappush(self._heap, (since, name))
+            self._settle()
+
+    def remove(self, name: str) -> None:
+        """Removes it. It need not be there."""
+        if self._since.pop(name, None) is not None:
+            self._settle()
+
+    def _settle(self) -> None:
+        if len(self._heap) > 2 * len(self._since) + 8:
+            self._heap = [(since, name) for name, since in self._since.items()]
+            heapq.heapify(self._heap)
+        while self._heap and self._since.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        self.oldest = self._heap[0][0] if self._heap else None
 
 
 @dataclasses.dataclass
@@ -206,7 +275,10 @@ class WaitRecorder:
         self._clock = context.clock
         self._known: dict[str, _WaitingGang] = {}  # by the workload's UID
         self._ended: dict[str, tuple[Workload, str]] = {}  # of what an Event has to say that it is over
-        self._oldest: dict[WaitKind, float] = {}  # since when the gang waits that waits longest
+        # The gangs with waits that are shown, by policy, and of each kind since when each of them waits. Thousands may
+        # wait at once, so a change of one costs no look at the others.
+        self._of_policy: dict[Key, dict[str, _WaitingGang]] = {}
+        self._since: dict[WaitKind, OldestFirst] = {kind: OldestFirst() for kind in WaitKind}
         for kind in WaitKind:
             metrics.waiting.labels(kind)
             metrics.waiting_s.labels(kind).set_function(functools.partial(self._longest_s, kind))
@@ -224,7 +296,12 @@ class WaitRecorder:
             return None if workload is None else waiting.late_at(gang, now)
         if waiting_gang is None:
             waiting_gang = self._known[workload.uid] = _WaitingGang(workload)
-        waiting_gang.workload = workload
+        if (before := waiting_gang.workload).policy == workload.policy:
+            waiting_gang.workload = workload
+        else:
+            self._pass_on(before)
+            waiting_gang.workload = workload
+            self._pass_on(workload, waiting_gang)
         pause_s = len(gang.pods) * _PER_POD_S
         waiting_gang.rests_until = now + pause_s if pause_s > _AT_ONCE_S else 0.0
         for kind in waiting_gang.first_at.keys() - {wait.kind for wait in waits}:
@@ -294,7 +371,7 @@ class WaitRecorder:
             self._ended[waiting_gang.workload.uid] = (waiting_gang.workload, waiting_gang.posted)
             waiting_gang.posted = ""
             self._write_queue.touch((waiting_gang.workload.namespace, waiting_gang.workload.uid))
-        self._pass_on(waiting_gang.workload)
+        self._pass_on(waiting_gang.workload, waiting_gang)
         self._put_on_preemption(waiting_gang.workload, shown)
 
     def _account(self, uid: str, before: float | None, now: float | None) -> None:
@@ -305,38 +382,41 @@ class WaitRecorder:
         elif now is not None and now != before:
             goodput.blocked(uid, now, None)
 
-    def _pass_on(self, workload: Workload) -> None:
-        """Passes the waits to the policy's writer and to the metrics."""
-        key, now = (workload.namespace, workload.policy), self._clock()
-        shown_gangs = [waiting_gang for waiting_gang in self._known.values() if waiting_gang.shown]
-        of_policy = [
-            waiting_gang
-            for waiting_gang in shown_gangs
-            if (waiting_gang.workload.namespace, waiting_gang.workload.policy) == key
-        ]
-        self._policy_writer.waits(
-            key, [waiting.in_status(waiting_gang.workload, waiting_gang.shown, now) for waiting_gang in of_policy]
+    def _pass_on(self, workload: Workload, waiting_gang: _WaitingGang | None = None) -> None:
+        """Passes the waits of a gang to the policy's writer and to the metrics. None: it waits no more."""
+        uid, key = workload.uid, (workload.namespace, workload.policy)
+        of_policy = self._of_policy.setdefault(key, {})
+        of_policy.pop(uid, None)
+        first = waiting_gang.shown[0] if waiting_gang is not None and waiting_gang.shown else None
+        if waiting_gang is not None and first is not None:
+            of_policy[uid] = waiting_gang
+        if not of_policy:
+            del self._of_policy[key]
+        self._policy_writer.waits(key, functools.partial(self._entries, key))
+        for kind, since in self._since.items():
+            if first is not None and kind is first.kind:
+                since.put(uid, self._clock() if first.since is None else first.since)
+            else:
+                since.remove(uid)
+            self._metrics.waiting.labels(kind).set(len(since))
+
+    def _entries(self, policy: Key, most: int) -> list[WorkloadWaits]:
+        """What the policy's status says of those of its gangs that wait: the first ones by their names."""
+        gangs = heapq.nsmallest(
+            most, self._of_policy.get(policy, {}).values(), key=lambda waiting_gang: waiting_gang.workload.name
         )
-        numbers, oldest = dict.fromkeys(WaitKind, 0), dict[WaitKind, float]()
-        for waiting_gang in shown_gangs:
-            first = waiting_gang.shown[0]
-            since = now if first.since is None else first.since
-            numbers[first.kind] += 1
-            oldest[first.kind] = min(since, oldest.get(first.kind, since))
-        self._oldest = oldest
-        for kind, number in numbers.items():
-            self._metrics.waiting.labels(kind).set(number)
+        return [waiting.in_status(each.workload, each.shown, self._clock()) for each in gangs]
 
     def _longest_s(self, kind: WaitKind) -> float:
         """Called by whichever thread reads the metrics."""
-        since = self._oldest.get(kind)
-        return 0.0 if since is None else max(0.0, self._clock() - since)
+        oldest = self._since[kind].oldest
+        return 0.0 if oldest is None else max(0.0, self._clock() - oldest)
 
     def _put_on_preemption(self, workload: Workload, shown: Sequence[StartWait]) -> None:
         preemption = waiting.restarting(self._cache.preemptions.of_workload(workload.uid, workload.namespace))
         if preemption is None:
             return
-        status = waiting.of_preemption(preemption.status, shown, self._clock())
+        status = waiting.of_preemption(preemption, shown, self._clock())
         if status != preemption.status:
             preemption = dataclasses.replace(preemption, status=status)
             self._cache.preemptions.put(preemption)
@@ -357,7 +437,8 @@ class WaitRecorder:
             self._show(waiting_gang)
             policy = self._cache.policies.get((namespace, waiting_gang.workload.policy))
             try:
-                await self._lost_pods.look(waiting_gang.workload, policy, waiting_gang.named)
+                late = waiting.late(self._cache.gang(uid).pods, self._clock() - NAMED_AFTER_S)
+                await self._lost_pods.look(waiting_gang.workload, policy, late)
             except (client.KubeError, Unreadable) as error:
                 logger.warning(
                     "could not look at lost pods", extra=seldom("lost pods", workload_uid=uid, error=str(error))

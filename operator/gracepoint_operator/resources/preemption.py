@@ -161,6 +161,7 @@ STAGES = (
     "durable",
     "committed",
     "exited",
+    "unblocked",
     "podsBack",
     "started",
     "attaching",

@@ -127,7 +127,7 @@ def release_contract(workload: Json, policy: CheckpointPolicySpec) -> Patched | 
     failing = [] if in_place else [*(member.name for member in members), *uncounted]
     own_rules = [
         *_uncounted_rules(members, uncounted, policy.after_save.exit_codes),
-        *_rules_for_programs(user_rules, failing),
+        *_rules_for_programs(workload, user_rules, failing),
     ]
     failure_policy = spec.setdefault("failurePolicy", {"maxRestarts": DEFAULT_MAX_RESTARTS})
     # The first rule that matches is executed, so ours come first.
@@ -246,11 +246,17 @@ def _counts_at_once(job: Json) -> bool:
     return indexed and not counting_rules(job) and limits in ((0, None, None), (NO_LIMIT, NO_LIMIT, 0))
 
 
-def _rules_for_programs(user_rules: Sequence[FailureRule], jobs: Iterable[str]) -> list[Json]:
-    """Returns rules that do for failed programs what the user's rules did before the contract changed the reason."""
+def _rules_for_programs(jobset: Json, user_rules: Sequence[FailureRule], jobs: Iterable[str]) -> list[Json]:
+    """Returns rules that do for failed programs what the user's rules did before the contract changed the reason.
+
+    Args:
+        jobset: The JobSet as its user wrote it.
+        user_rules: The user's rules in it.
+        jobs: Names of the replicatedJobs whose failed programs have the contract's reason.
+    """
     targets: dict[str, list[str]] = {}
     for name in jobs:
-        usual_action = action_at(user_rules, name, _USUALLY)
+        usual_action = action_at(user_rules, name, _failure_of_a_program(jobset, name))
         if usual_action != action_at(user_rules, name, _BY_INDEX):
             targets.setdefault(usual_action, []).append(name)
     return [
@@ -262,6 +268,19 @@ def _rules_for_programs(user_rules: Sequence[FailureRule], jobs: Iterable[str]) 
         }
         for action, names in targets.items()
     ]
+
+
+def _failure_of_a_program(jobset: Json, name: str) -> JobFailure:
+    """Returns how a Job would fail without the contract when its program fails."""
+    replicated = next(item for item in jobset["spec"]["replicatedJobs"] if item.get("name") == name)
+    job: Json = (replicated.get("template") or {}).get("spec") or {}
+    rules = (job.get("podFailurePolicy") or {}).get("rules") or []
+    if not any(rule in rules for rule in own_last_rules()):
+        return _BY_INDEX if (job.get("backoffLimitPerIndex"), job.get("maxFailedIndexes")) == (0, 0) else _USUALLY
+    # It was exported with the contract, which has added a rule where one was needed.
+    present = failure_rules(jobset["spec"])
+    has_ours = any(rule.name.startswith(_PROGRAM_RULE_NAME) and name in rule.targets for rule in present)
+    return _USUALLY if has_ours else _BY_INDEX
 
 
 def _uncounted_rules(members: list[TrainingJob], helping: list[str], leaving: Sequence[int]) -> list[Json]:

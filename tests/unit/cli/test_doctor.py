@@ -17,7 +17,7 @@ from gracepoint_cli.doctor import CheckResult, CheckState
 from gracepoint_operator.resources import Training
 from gracepoint_operator.resources.crds import definitions
 from gracepoint_operator.webhooks import inject_workload
-from tests.unit.operator.fakes.objects import cluster_policy
+from tests.unit.operator.fakes.objects import cluster_policy, policy
 from tests.unit.operator.fakes.samples import SETTINGS, jobset, pod_of, policy_spec
 
 Json = dict[str, Any]
@@ -70,6 +70,25 @@ def deployment(ready: int, version: str = __version__) -> Json:
 )
 def test_the_operator_is_judged_by_its_replicas_and_version(found: list[Json], states: list[CheckState]) -> None:
     assert [check.state for check in doctor.check_operator(found)] == states
+
+
+def waiting_policy(*waits: Json, kind: str | None = None) -> Json:
+    entry: Json = {"name": "llm", "uid": "u", "waits": list(waits)}
+    return policy() | {"status": {"waits": [entry | ({"kind": kind} if kind else {})]}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "workload_kind", "state"),
+    [("Node", None, CheckState.WARNING), ("Start", None, CheckState.OK), ("Suspended", "Job", CheckState.OK)],
+)
+def test_jobs_that_wait_to_start_are_shown_with_what_they_wait_for(
+    kind: str, workload_kind: str | None, state: CheckState
+) -> None:
+    wait = {"kind": kind, "what": "node for process 1", "since": "2026-03-01T12:00:00Z", "message": "0/12 nodes"}
+    now = datetime.datetime(2026, 3, 1, 12, 12, tzinfo=datetime.UTC).timestamp()
+    (check,) = doctor.check_waits([waiting_policy(wait, kind=workload_kind), policy()], now)
+    name = "job/llm" if workload_kind else "jobset/llm"
+    assert check == CheckResult(name, state, "waits for: node for process 1, since 12 min; last: 0/12 nodes")
 
 
 MUTATING = ("jobsets", "jobs", "jobsets-without-policy", "jobs-without-policy", "trainjobs", "pods")

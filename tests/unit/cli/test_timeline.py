@@ -10,7 +10,17 @@ from xml.etree import ElementTree
 import pytest
 
 from gracepoint_cli import timeline, timeline_picture
-from gracepoint_cli.timeline import GANG, OPERATOR, STAGES, Loss, SpanKind, Timeline, TimelineMoment, timeline_of
+from gracepoint_cli.timeline import (
+    GANG,
+    OPERATOR,
+    STAGES,
+    Loss,
+    SpanKind,
+    Timeline,
+    TimelineMoment,
+    time_of,
+    timeline_of,
+)
 from tests.unit.cli.fakes.samples import pod, preemption
 
 
@@ -22,7 +32,7 @@ def test_the_gang_does_one_thing_after_the_other() -> None:
     spans = [span for span in timeline_of(preemption()).spans if span.lane == GANG]
     assert [span.kind for span in spans] == [
         SpanKind.TRAINING, SpanKind.FREEZE, SpanKind.DRAIN, SpanKind.SAVE, SpanKind.SAVE, SpanKind.COMMIT,
-        SpanKind.EXIT, SpanKind.PODS, SpanKind.PODS, SpanKind.IMPORTS, SpanKind.JOIN, SpanKind.RESTORE,
+        SpanKind.EXIT, SpanKind.WAIT, SpanKind.PODS, SpanKind.PODS, SpanKind.IMPORTS, SpanKind.JOIN, SpanKind.RESTORE,
         SpanKind.COMPILE, SpanKind.TRAINING,
     ]  # fmt: skip
     assert [span.start_s for span in spans[1:]] == [span.end_s for span in spans[:-1]]
@@ -33,6 +43,29 @@ def test_signal_notice_and_deadline_are_at_their_times() -> None:
     assert [(moment.lane, moment.at_s) for moment in made.moments] == [("node gke-spot-7", 0.0), (OPERATOR, 0.01)]
     assert made.deadline_s == 15.0
     assert made.facts[:3] == ("Committed in mode Enforce", "step 93 saved", "0 steps lost")
+
+
+AWAITED = "node for process 1, since 2026-03-01T12:00:03Z; last: 0/12 nodes are available"
+
+
+def started(status: str, said: str) -> dict[str, str]:
+    at = "2026-03-01T12:05:00Z"
+    return {"type": "Started", "status": status, "reason": "x", "message": f"{said}{AWAITED}", "lastTransitionTime": at}
+
+
+def test_a_restart_that_waited_shows_for_how_long_and_for_what() -> None:
+    condition = started("True", "what the restart waited for is there: ")
+    (span,) = (span for span in timeline_of(preemption(conditions=[condition])).spans if span.kind is SpanKind.WAIT)
+    assert (span.start_s, span.end_s, span.text) == (2.5, 3.5, f"waits for: {AWAITED}")
+
+
+def test_a_restart_that_waits_still_shows_that_up_to_now() -> None:
+    left = {"noticeSent": 0.01, "committed": 3.0, "exited": 4.0}
+    body = preemption(left, conditions=[started("False", "the restart waits for: ")])
+    made = timeline_of(body, now=time_of("2026-03-01T12:10:00.250000Z"))
+    (span,) = (span for span in made.spans if span.kind is SpanKind.WAIT)
+    assert (span.start_s, span.end_s, span.text) == (4.0, 600.0, f"waits for: {AWAITED}")
+    assert any(f"waits for: {AWAITED}" in line for line in text_of(made, 200))
 
 
 def test_stages_that_were_not_reached_are_left_out() -> None:

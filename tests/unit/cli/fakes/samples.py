@@ -17,6 +17,7 @@ STAGES = {
     "durable": 0.41,
     "committed": 0.5,
     "exited": 2.5,
+    "unblocked": 3.5,
     "podsBack": 4.0,
     "started": 3.9,
     "attaching": 4.3,

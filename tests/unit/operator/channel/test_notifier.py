@@ -301,6 +301,6 @@ def test_the_page_names_every_reason_of_an_event() -> None:
     beside |= {snapshot_placement.REASON_SAFE, *snapshot_placement.REASONS}
     beside |= {trouble_recorder.REASON_MISSING, trouble_recorder.REASON_FOUND}
     beside |= {waiting.REASON_WAITING, waiting.REASON_WAIT_ENDED, waiting.REASON_POD_DELETED}
-    beside |= {event_recorder.REASON_POD_DISRUPTED}
+    beside |= {value for name, value in vars(event_recorder).items() if name.startswith("REASON")}
     beside |= {*policy_conditions.REASONS_FAIL.values(), *policy_conditions.REASONS_SUCCEED.values()}
     assert listed == reasons | beside

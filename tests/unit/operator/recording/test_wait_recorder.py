@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Sequence
+
+import pytest
 
 from gracepoint.wire.messages import Phase
+from gracepoint_operator.decisions import waiting
+from gracepoint_operator.decisions.waiting import StartWait
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.client import JsonObject, Refused
-from gracepoint_operator.workloads import JOBSETS
+from gracepoint_operator.recording.wait_recorder import OldestFirst
+from gracepoint_operator.resources import WorkloadWaits
+from gracepoint_operator.workloads import JOBSETS, Workload
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import NAMESPACE, Body, Clock
@@ -232,3 +239,77 @@ async def test_a_wait_that_comes_later_is_named_as_soon_as_the_first_one(api: Me
         await until(lambda: is_said(api, "node for process 1"), "the first one")
         clock.move(10)
         await until(lambda: is_said(api, "on the node node-1"), "the one that came ten seconds later")
+
+
+def queued(number: int) -> Body:
+    """One of many JobSets that a queue holds up."""
+    made = objects.jobset(uid=f"uid-queued-{number}", suspended=True)
+    made["metadata"]["name"] = f"queued-{number:03}"
+    return made
+
+
+async def begin_to_wait(replica: Replica, numbers: range) -> None:
+    """Until all up to the last one are named."""
+    for number in numbers:
+        replica.see(JOBSETS, queued(number))
+
+    def are_named() -> bool:
+        replica.clock.move(0.5)
+        return longest(replica, "Suspended")[0] == numbers.stop
+
+    await until(are_named, f"{numbers.stop} waits")
+
+
+def looks_again_in_s(replica: Replica, uid: str) -> float:
+    again_at = replica.core.writers.waits.observe(replica.core.cache.gang(uid))
+    assert again_at is not None
+    return again_at - replica.clock()
+
+
+async def test_many_gangs_that_wait_take_turns_and_pods_of_lost_nodes_do_not(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        await begin_to_wait(replica, range(40))
+        assert looks_again_in_s(replica, "uid-queued-0") == 30
+        await begin_to_wait(replica, range(40, 200))
+        assert looks_again_in_s(replica, "uid-queued-0") == 100, "two in a second"
+        replica.see(kinds.PODS, objects.pod(1, deleting_at=clock() - 20))
+        await until(lambda: longest(replica, "Deletion")[0] == 1, "the pod that stays")
+        assert looks_again_in_s(replica, objects.JOBSET_UID) == 30
+
+
+async def test_a_gang_that_begins_or_ends_to_wait_costs_no_look_at_the_thousands_that_wait(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    in_status = waiting.in_status
+
+    def counted(workload: Workload, waits: Sequence[StartWait], now: float) -> WorkloadWaits:
+        made.append(workload.name)
+        return in_status(workload, waits, now)
+
+    monkeypatch.setattr(waiting, "in_status", counted)
+    async with running(api, clock) as replica:
+        await begin_to_wait(replica, range(300))
+        await until(lambda: len(status(api).get("waits", [])) == 50, "the first fifty in the policy's status")
+        path = "/checkpointpolicies/careful/status"
+        writes = sum(call.startswith("PATCH") and call.endswith(path) for call in api.calls)
+        assert len(made) <= 52 * (writes + 1), "what is written is made, and nothing else"
+        assert [entry["name"] for entry in status(api)["waits"]][:2] == ["queued-000", "queued-001"]
+        replica.drop(JOBSETS, queued(0))
+        await until(lambda: longest(replica, "Suspended")[0] == 299, "the first one to be gone")
+
+
+def test_the_gang_that_waits_longest_is_known_whoever_ends_to_wait() -> None:
+    times = OldestFirst()
+    for number in range(100):
+        times.put(f"gang-{number}", 1000.0 - number)
+    times.put("gang-99", 2000.0)  # it waits for something else now
+    times.remove("gang-98")
+    times.remove("another")
+    assert [len(times), times.oldest] == [99, 903.0]
+    for number in range(97, 0, -1):
+        times.remove(f"gang-{number}")
+    assert [len(times), times.oldest] == [2, 1000.0]
+    times.remove("gang-0")
+    times.remove("gang-99")
+    assert [len(times), times.oldest] == [0, None]

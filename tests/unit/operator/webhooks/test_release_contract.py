@@ -198,6 +198,24 @@ def test_a_failed_program_is_handled_as_the_users_rules_say_for_the_backoff_limi
         assert re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule.get("name", "theirs"))
 
 
+@pytest.mark.parametrize(
+    ("limits", "reason", "action"),
+    [
+        pytest.param({"maxFailedIndexes": 0}, "MaxFailedIndexesExceeded", "FailJobSet", id="no index may fail"),
+        pytest.param({"maxFailedIndexes": 0}, "BackoffLimitExceeded", "RestartJobSet", id="a rule for another reason"),
+        pytest.param({}, "BackoffLimitExceeded", "FailJobSet", id="indexes may fail"),
+    ],
+)
+def test_rules_about_failed_indexes_hold_where_the_user_allows_no_index_to_fail(
+    limits: Json, reason: str, action: str
+) -> None:
+    rules = [{"action": "FailJobSet", "onJobFailureReasons": [reason]}]
+    member = replicated_job(backoffLimitPerIndex=0, **limits)
+    made = contracted(jobset(member, failurePolicy={"maxRestarts": 4, "rules": rules}))
+    assert action_at(failure_rules(made["spec"]), "workers", CRASH) == action
+    assert contracted(made) == made, "also if it is exported and created again"
+
+
 def test_members_may_be_treated_differently() -> None:
     rules = [{"action": "FailJobSet", "onJobFailureReasons": ["BackoffLimitExceeded"], "targetReplicatedJobs": ["b"]}]
     spec = contracted(jobset(replicated_job("a"), replicated_job("b"), failurePolicy={"rules": rules}))["spec"]
