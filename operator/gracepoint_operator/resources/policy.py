@@ -368,9 +368,9 @@ class Startup(Model):
     """Seconds that a process waits for processes that are not there yet, and for storage that is away. Then it ends
     with notJoinedExitCode and gives its node back for a while. 0: it waits without a limit."""
     not_joined_exit_code: ExitCode | None = None
-    """Exit code of a process that did not get into the job for a reason that is not the program's. Its Job replaces the
-    pod after a pause, which is not counted; the other processes wait for it. Absent: 79, or the next number that
-    afterSave does not use."""
+    """Exit code of a process that did not get into the job for a reason that is not the program's, or that lost another
+    process. Its Job replaces the pod after a pause, which is not counted; the others wait for it. Absent: 79, or the
+    next number that afterSave does not use."""
 
 
 class Sidecars(Model):

@@ -185,7 +185,7 @@ def attach(
         saved_exit_code: Exit code of the process after an emergency save. Default: 77.
         unsaved_exit_code: Exit code if that save failed. Default: 78.
         not_joined_exit_code: Exit code if this process does not get into the job for a reason that is not the
-            program's. Default: 79.
+            program's, or if another process has died. Default: 79.
         join_timeout_s: Seconds that this call waits for processes that are not there, and for storage that is away.
             0, the default: no limit.
         grace_period_s: Seconds that the process lives after a SIGTERM. Default: 30.
