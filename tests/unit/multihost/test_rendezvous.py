@@ -441,7 +441,7 @@ def attached(come: Come, count: int) -> Iterator[list[tuple[Gathering, Ended, li
 def die(lines: list[Line]) -> None:
     """As the kernel ends the connections of a process that dies."""
     for line in lines:
-        line.sock.shutdown(socket.SHUT_RDWR)
+        line.sock.shutdown(socket.SHUT_WR)
 
 
 @pytest.mark.parametrize("who", [0, 2])
