@@ -488,7 +488,8 @@ def test_who_dies_while_others_attach_is_known_to_those_that_have_attached(come:
     lines, ends = met(come, 3), [Ended() for _ in range(3)]
     with joined(lines[0], ends[0]) as host, joined(lines[1], ends[1]) as guest:
         guest.attached()
-        until(lambda: lines[0][0].joined, "process 0 to know that process 1 has attached")
+        (line,) = (each for each in lines[0] if each.who is not None and each.who.process_id == 1)
+        until(lambda: line.joined, "process 0 to know that process 1 has attached")
         die(lines[1])
         assert host.lost(WITHIN_S) == "process 1 (gpt-w-0-1) of attempt 0 has died"
     assert ends[0].codes == []
