@@ -55,6 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--webhook-url", help="where the API server reaches the webhooks; without it, they are not asked"
     )
+    parser.add_argument("--snapshots-url", help="where pods reach a snapshot server; without it, none is asked")
     parser.add_argument("--authorities", type=Path, required=True, help="a file with the trusted authorities as PEM")
     options = parser.parse_args(arguments)
     try:
@@ -69,6 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
     ]
     if options.webhook_url:
         checks.append(lambda: check_refusal(options.webhook_url, authorities, "/", 404, "the webhooks' port"))
+    if options.snapshots_url:
+        checks.append(lambda: f"snapshot server: {check_certificate(options.snapshots_url, authorities)}")
     return _run_checks(checks)
 
 

@@ -126,6 +126,19 @@ CASES: dict[str, Case] = {
     "GracepointCertificateExpiresSoon": Case(
         {EXPIRY: f"{3 * _DAY_S}x60"}, {EXPIRY: f"{2 * _DAY_S}x60"}, 60, {"certificate": "server"}, "1d 23h 0m 0s"
     ),
+    "GracepointSnapshotsNotSafe": Case(
+        {f'gracepoint_snapshots_unsafe_workloads{{{_A},reason="SnapshotsLate"}}': "0x10 3x12 0x38"},  # too short
+        {f'gracepoint_snapshots_unsafe_workloads{{{_A},reason="SnapshotsLate"}}': "0x10 3x50"},
+        27,
+        {"reason": "SnapshotsLate"},
+        value="3",
+    ),
+    "GracepointSnapshotServersNotReady": Case(
+        {f'gracepoint_snapshot_servers{{{_A},state="{state}"}}': "2x60" for state in ("ready", "ending")},
+        {f'gracepoint_snapshot_servers{{{each},state="not_ready"}}': "0x10 2x50" for each in (_A, _B)},
+        27,
+        value="2",
+    ),
     "GracepointTrustNotKept": Case(
         *counter("gracepoint_trust_failures_total", 'what="secret"', "0x20 2x39", "0x5 0+1x54"), 30, {"what": "secret"}
     ),

@@ -56,3 +56,18 @@ def test_an_operator_that_never_started_fails(tmp_path: Path, capsys: pytest.Cap
     status = main(["--service-url=https://localhost:1", f"--authorities={tmp_path / 'none'}"])
     assert status == 1
     assert "has the operator started?" in capsys.readouterr().out
+
+
+def test_a_snapshot_server_that_pods_do_not_trust_fails(
+    start: Callable[..., Replica], api: MemoryApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only its certificate is looked at, so the operator's own port stands for a server here."""
+    replica = start(api)
+    trust = tmp_path / "ca-bundle.crt"
+    trust.write_text(replica.core_trusts)
+    url = f"--snapshots-url=https://localhost:{replica.server.https_port}"
+    assert main([f"--service-url=https://localhost:{replica.server.https_port}", url, f"--authorities={trust}"]) == 0
+    assert "ok      snapshot server: the certificate is trusted" in capsys.readouterr().out
+    trust.write_text(trustme.CA().cert_pem.bytes().decode())
+    assert main([f"--service-url=https://localhost:{replica.server.https_port}", url, f"--authorities={trust}"]) == 1
+    assert capsys.readouterr().out.count("pods do not trust the certificate") == 3

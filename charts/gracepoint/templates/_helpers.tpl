@@ -16,6 +16,35 @@ app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
+{{- define "gracepoint.testLabels" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}-test
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{/* Of the snapshot servers. The operator finds them by the last one. */}}
+{{- define "gracepoint.snapshotSelectorLabels" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}-snapshots
+app.kubernetes.io/instance: {{ .Release.Name }}
+gracepoint.dev/snapshot-server: {{ include "gracepoint.fullname" . }}-snapshots
+{{- end -}}
+
+{{- define "gracepoint.snapshotTlsSecret" -}}
+{{- if eq .Values.tls.mode "existingSecret" -}}
+{{ required (printf "snapshots.existingSecret: found nothing, expected the name of a Secret with tls.crt and tls.key for %s-snapshots.%s.svc, as tls.mode is existingSecret" (include "gracepoint.fullname" .) .Release.Namespace) .Values.snapshots.existingSecret }}
+{{- else if eq .Values.tls.mode "certManager" -}}
+{{ include "gracepoint.fullname" . }}-snapshots-tls
+{{- else -}}
+{{ include "gracepoint.fullname" . }}-snapshots
+{{- end -}}
+{{- end -}}
+
+{{/* An amount of memory in bytes (the value's name, the amount). The schema has checked its form. */}}
+{{- define "gracepoint.snapshotBytes" -}}
+{{- $amount := required (printf "%s: found nothing, expected an amount of memory, such as 64Gi" (first .)) (last .) -}}
+{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- mul (regexFind "^[0-9]+" $amount | int64) (index $units (regexFind "[A-Za-z]*$" $amount) | int64) -}}
+{{- end -}}
+
 {{/* The chart's own labels, and the common ones that are not among them: a key that is there twice is no valid YAML. */}}
 {{- define "gracepoint.labels" -}}
 {{- $own := include "gracepoint.selectorLabels" . | fromYaml -}}
