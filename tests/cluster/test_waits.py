@@ -80,15 +80,26 @@ def test_a_gang_that_finds_no_node_is_named_with_the_schedulers_message(run: Tra
         end_at_once(run)
 
 
-def test_pods_that_a_kubelet_refuses_are_named_and_not_counted(run: TrainingRun, installed: Cluster) -> None:
+def wants_another_node(pod: Json) -> None:
+    pod["nodeSelector"] = {"kubernetes.io/hostname": "elsewhere"}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"), [(wants_more_than_a_node_has, "OutOfcpu"), (wants_another_node, "NodeAffinity")]
+)
+def test_pods_that_a_kubelet_refuses_are_named_and_not_counted(
+    change: Callable[[Json], None], reason: str, installed: Cluster, images: Images
+) -> None:
+    run = training_run(installed, images, f"refused-{reason.lower()}")
+
     def refused(pod: Json) -> None:
-        wants_more_than_a_node_has(pod)
+        change(pod)
         pod["nodeName"] = installed.nodes[0]  # past the scheduler
 
     try:
         run.start(idle(refused))
         wait = named(installed, "Kubelet")
-        assert "OutOfcpu" in wait["message"]
+        assert reason in wait["message"]
         assert wait["node"] == installed.nodes[0]
         jobset = json.loads(
             installed.kubectl("get", "jobset", run.name, f"--namespace={NAMESPACE}", "--output=json").stdout
