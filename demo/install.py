@@ -59,13 +59,20 @@ def _image(
         return tag
 
 
-def install_operator(cluster: Cluster, image: str) -> None:
-    """Installs or upgrades the operator from the project's chart and waits until it serves."""
+def install_operator(cluster: Cluster, image: str, settings: Sequence[str] = ()) -> None:
+    """Installs or upgrades the operator from the project's chart and waits until it serves.
+
+    Args:
+        cluster: Where.
+        image: Its image.
+        settings: Values of the chart, ``name=value``. All others have their defaults.
+    """
     repository, _, tag = image.rpartition(":")
     cluster.helm(
         *("upgrade", "--install", "gracepoint", str(ROOT / "charts" / "gracepoint")),
         *(f"--namespace={OPERATOR_NAMESPACE}", "--create-namespace"),
         *(f"--set=image.repository={repository}", f"--set=image.tag={tag}"),
+        *(f"--set={setting}" for setting in settings),
         *("--wait", "--timeout=120s"),
         timeout_s=150,
     )
