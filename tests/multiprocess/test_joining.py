@@ -84,7 +84,7 @@ def test_a_pod_that_is_deleted_while_it_waits_ends_at_once_and_its_replacement_i
         for deleted in (processes[0], processes[1]):
             deleted.signal(signal.SIGTERM)
             assert deleted.wait(30).code == NOT_JOINED
-            assert "told to end (SIGTERM) while it waited" in deleted.output
+            assert "asked to end (SIGTERM) while it waited" in deleted.output
             if deleted is processes[0]:
                 processes[1].wait_for_line("waits for process 0 at")
         (tmp_path / "now").touch()
