@@ -92,13 +92,15 @@ class Operator:
 
     Args:
         log: Its log.
+        channel: Its port for pods.
         webhooks: Its port of webhooks.
         health: Its port of probes.
         metrics: Its port of metrics for readers with a token.
     """
 
-    def __init__(self, log: Path, webhooks: int, health: int, metrics: int) -> None:
+    def __init__(self, log: Path, channel: int, webhooks: int, health: int, metrics: int) -> None:
         self.log = log
+        self.channel = channel
         self.webhooks = webhooks
         self.metrics = metrics
         self.url = f"http://127.0.0.1:{health}"
@@ -240,7 +242,7 @@ class Release:
                 f"--kubeconfig={self._credentials(folder, pod['serviceAccountName'])}",
             ]
             with running(name, folder, argv) as log:
-                yield Operator(log, webhooks, health, metrics)
+                yield Operator(log, https, webhooks, health, metrics)
 
     def connect(self, operator: Operator) -> None:
         """Lets the API server reach the webhooks of a replica that runs here."""
