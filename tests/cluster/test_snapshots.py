@@ -6,6 +6,7 @@ import base64
 import contextlib
 import dataclasses
 import json
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,8 @@ from demo.install import OPERATOR_NAMESPACE, Images, install_operator, make_name
 from demo.snapshot import Json
 from demo.training import TrainingRun, apply_policy
 from gracepoint.wire.capability import Capability, Right, write_capability
-from tests.cluster.conftest import MARK, NAMESPACE
+from tests.cluster.conftest import MARK, NAMESPACE, training_run
+from tests.cluster.machine import processes_of
 from tests.cluster.small import SLEEP, container, create, jobset, replicated_job
 from tests.testcluster.api import Cluster
 from tests.testcluster.shell import wait_until
@@ -306,8 +308,9 @@ def test_a_rolling_update_loses_no_value_that_has_two_copies(served: Cluster, jo
     assert job.ask(first, *(("get", address, key) for address in servers(served).values())) == [True, True]
 
 
-def test_nothing_is_left_in_the_servers_a_minute_after_the_job_s_end(served: Cluster, images: Images) -> None:
-    namespace = f"ends-{MARK}"
+@pytest.mark.parametrize("ends", ["the JobSet", "the namespace"])
+def test_nothing_is_left_in_the_servers_a_minute_after(served: Cluster, images: Images, ends: str) -> None:
+    namespace = f"ends-{ends.split()[1].lower()}-{MARK}"
     make_namespace(served, namespace)
     wants_snapshots(served, namespace)
     flags = {"width": 64, "layers": 1, "pace": 0.5}
@@ -320,15 +323,48 @@ def test_nothing_is_left_in_the_servers_a_minute_after_the_job_s_end(served: Clu
             uid = json.loads(served.kubectl(*query).stdout)["metadata"]["uid"]
             ask = [("used", address, uid) for address in servers(served).values()]
             wait_until("a snapshot in each server", lambda: 0 not in witness.ask(first, *ask), timeout_s=180, every_s=2)
-            served.kubectl("delete", "jobsets.jobset.x-k8s.io", "--all", f"--namespace={namespace}", "--wait=false")
+            command = {
+                "the JobSet": ("delete", "jobsets.jobset.x-k8s.io", "--all", f"--namespace={namespace}"),
+                "the namespace": ("delete", "namespace", namespace),
+            }[ends]
+            served.kubectl(*command, "--wait=false")
             wait_until(
-                "the memory to be free",
+                f"the memory to be free after the end of {ends}",
                 lambda: witness.ask(first, *ask) == [0] * len(ask),
                 timeout_s=60,
                 every_s=2,
             )
     finally:
         served.kubectl("delete", "namespace", namespace, "--ignore-not-found", "--wait=false")
+
+
+def test_a_job_goes_on_from_memory_though_storage_has_nothing_of_it(
+    served: Cluster, images: Images, undisturbed: TrainingRun
+) -> None:
+    """All trainers are killed unannounced, and no periodic save is made."""
+    policy = "snapshots-alone"
+
+    def alone(spec: Json) -> None:
+        spec["checkpoint"] |= {"everySteps": 0, "everySeconds": 0, "memory": {"everySteps": 5, "copies": 2}}
+
+    apply_policy(served, policy, namespace=NAMESPACE, change=alone)
+    run = training_run(served, images, "memory", policy, pace=0.5)
+    try:
+        run.start()
+        run.wait_for_step(30)
+        assert not [path for path in run.checkpoints.glob("*") if path.name.isdigit()]
+        for trainer in processes_of(run, "train.py"):
+            trainer.kill()
+        run.wait_for_end(timeout_s=400)
+        selector = f"jobset.sigs.k8s.io/jobset-name={run.name}"
+        logs = served.kubectl("logs", f"--namespace={NAMESPACE}", f"--selector={selector}", "--tail=-1").stdout
+        restored = {int(step) for step in re.findall(r"restored step=(\d+) from_memory=True", logs)}
+        assert len(restored) == 1, "one step, in all processes"
+        assert min(restored) >= 15, "three intervals at most, on a machine that is busy"
+        differences = run.compare(undisturbed, most=run.steps * 2).differences
+        assert [found for found in differences if not found.endswith("was not recorded")] == []
+    finally:
+        run.delete()
 
 
 def test_the_installation_with_servers_passes_helm_test(served: Cluster) -> None:
