@@ -132,10 +132,6 @@ def test_rows_of_tables_are_short_enough_to_be_read_in_a_terminal(page: Path) ->
             assert len(line) <= 200, f"{page}:{number} has {len(line)} characters"
 
 
-#: Pages whose lines are wrapped: `make wrap PAGES="..."` does it.
-WRAPPED = [page for page in PAGES if page.is_relative_to("docs/decisions") or page.name == "releasing.md"]
-
-
 def lines_that_can_be_wrapped(page: Path) -> Iterator[tuple[int, str]]:
     """Not those of blocks of code and of tables, and none that is one link or one piece of code."""
     fenced = False
@@ -146,7 +142,7 @@ def lines_that_can_be_wrapped(page: Path) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-@pytest.mark.parametrize("page", WRAPPED, ids=str)
+@pytest.mark.parametrize("page", PAGES, ids=str)
 def test_lines_of_pages_are_short_enough_to_be_reviewed(page: Path) -> None:
     assert [f"{page}:{number}" for number, line in lines_that_can_be_wrapped(page) if len(line) > 120] == []
 

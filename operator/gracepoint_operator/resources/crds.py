@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -172,6 +173,8 @@ def definitions() -> dict[str, dict[str, Any]]:
     return {f"{crd['metadata']['name']}.yaml": crd for crd in crds}
 
 
+#: Of the lines of pages.
+_WIDTH = 120
 START, END = "<!-- fields: generated from the models -->\n", "<!-- end of fields -->\n"
 
 
@@ -190,7 +193,7 @@ def put_into(page: str) -> str:
 
 
 def put_between(page: str, start: str, end: str, text: str) -> str:
-    """``page`` with ``text`` between the lines ``start`` and ``end``, in place of what is there.
+    """``page`` with ``text`` between the lines ``start`` and ``end``, in place of what is there. Its lines are wrapped.
 
     Raises:
         ValueError: It does not have these lines.
@@ -199,7 +202,14 @@ def put_between(page: str, start: str, end: str, text: str) -> str:
     _, end_mark, after = rest.partition(end)
     if not end_mark:
         raise ValueError(f"the page has nothing to renew: expected the lines {start!r} and {end!r}")
-    return f"{before}{start}{text}{end}{after}"
+    lines = (
+        textwrap.fill(line, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        if len(line) > _WIDTH
+        else line
+        for line in text.splitlines()
+    )
+    wrapped = "\n".join(lines)
+    return f"{before}{start}{wrapped}\n{end}{after}"
 
 
 def _leaves(node: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
