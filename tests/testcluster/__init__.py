@@ -1,4 +1,4 @@
-"""A real Kubernetes cluster for tests: see docs/test-cluster.md.
+"""A real Kubernetes cluster for tests: see docs/testing.md.
 
     with testcluster.open(nodes=2) as cluster:
         cluster.kubectl("get", "nodes")
