@@ -32,7 +32,7 @@ EVERY_DAY := env check test test-unit test-cluster demo try docs
 	test-fast test-integration test-contract test-laptop test-accelerator test-set-mesh test-alerts test-mounts \
 	test-install test-soak soak cuts outliving snapshot-kills worker-kills hostile-snapshots mutants test-workloads test-newest-jobset test-newest \
 	test-matrix restart-budget system parts servers mount-tools cluster-up cluster-down generate requirements \
-	manifests dashboard-picture changelog-draft changelog release sbom krew clean
+	conformance manifests dashboard-picture changelog-draft changelog release sbom krew clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one with: make PYTHON=python3.12 ...")'
@@ -227,6 +227,9 @@ generate: $(STAMP) ## Writes what is generated: CRDs, docs/policy.md and docs/si
 	$(PY) -m gracepoint_operator.signals --write docs/signals.md
 	$(PY) -m tests.chart values
 	$(PY) -m release version
+
+conformance: $(STAMP) ## Writes tables of what Orbax, JAX and Megatron do, with the tests of each row, to build/conformance.
+	$(PY) -m tests.contract.conformance
 
 requirements: $(STAMP) ## Writes operator/requirements.txt: what the operator's image contains, with hashes, from constraints.txt (needs an index).
 	$(PY) -m piptools compile --quiet --generate-hashes --strip-extras --allow-unsafe --no-annotate --no-header --no-emit-index-url \

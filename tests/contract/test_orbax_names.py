@@ -1,11 +1,10 @@
-"""The pages about Orbax and JAX name everything that the installed versions export."""
+"""The tables about Orbax and JAX name everything that the installed versions export."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import re
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,8 +14,8 @@ from jax._src import distributed
 from orbax.checkpoint import type_handlers
 
 from gracepoint import checkpoint, multihost
-
-DOCS = Path(__file__).parents[2] / "docs"
+from tests.contract import conformance
+from tests.contract.conformance import Name
 
 
 def public(thing: Any) -> set[str]:
@@ -31,7 +30,7 @@ def fields(kind: Any) -> set[str]:
     return {field.name for field in dataclasses.fields(kind)}
 
 
-#: What each page is about, as it is documented.
+#: What each table is about, as it is documented.
 MULTIHOST = (
     "broadcast_one_to_all",
     "get_barrier_sync_fn",
@@ -41,15 +40,15 @@ MULTIHOST = (
     "sync_global_processes",
 )
 REFERENCES: dict[str, set[str]] = {
-    "orbax-multihost.md": {*MULTIHOST, "BarrierSyncFn", "key", "timeout_ms"}.union(
+    "orbax-multihost": {*MULTIHOST, "BarrierSyncFn", "key", "timeout_ms"}.union(
         *(arguments(getattr(ocp.multihost, name)) for name in MULTIHOST)
     )
     - {"name", "step"},
-    "jax-distributed.md": arguments(jax.distributed.initialize)
+    "jax-distributed": arguments(jax.distributed.initialize)
     | set(distributed.State.__annotations__)
     | public(distributed.State)
     | {"initialize", "shutdown", "global_state"},
-    "orbax-async-checkpointer.md": {
+    "orbax-async-checkpointer": {
         "handler",
         "timeout_secs",
         "primary_host",
@@ -63,7 +62,7 @@ REFERENCES: dict[str, set[str]] = {
         "wait_until_finished",
         "close",
     },
-    "orbax-array-handlers.md": arguments(type_handlers.ArrayHandler)
+    "orbax-array-handlers": arguments(type_handlers.ArrayHandler)
     | arguments(type_handlers.SingleReplicaArrayHandler)
     | public(type_handlers.ArrayHandler) - {"finalize"}
     | fields(ocp.ArrayRestoreArgs)
@@ -72,49 +71,25 @@ REFERENCES: dict[str, set[str]] = {
 }
 
 
-@pytest.mark.parametrize("page", REFERENCES)
-def test_every_public_name_of_a_reference_is_on_its_page(page: str) -> None:
-    named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", (DOCS / page).read_text(encoding="utf-8")))))
-    assert REFERENCES[page] - named == set()
+@pytest.mark.parametrize("table", REFERENCES)
+def test_every_public_name_of_a_reference_is_in_its_table(table: str) -> None:
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", conformance.source(table)))))
+    assert REFERENCES[table] - named == set()
 
 
-# docs/from-orbax.md: all of Orbax's public API.
+# conformance/orbax-names.toml: all of Orbax's public API.
 
 #: Modules of other projects, which Orbax's package imports.
 FOREIGN = {"contextlib", "functools"}
-STATUSES = {"same", "other name", "different", "not there"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """A row of the page: names of Orbax below ``section``, what became of them, and what the page says of it."""
-
-    section: str
-    names: tuple[str, ...]
-    status: str
-    text: str
-
-
-def rows() -> list[Row]:
-    page = (DOCS / "from-orbax.md").read_text(encoding="utf-8")
-    found = []
-    for part in page.split("\n## ")[1:]:
-        heading, _, body = part.partition("\n")
-        named = re.fullmatch(r"`([\w.]+)`", heading)
-        section = "" if named is None or named[1] == "orbax.checkpoint" else named[1]
-        for line in re.findall(r"^\| `.*", body, re.M):
-            names, status, text = (cell.strip() for cell in line.strip("|").split("|"))
-            found.append(Row(section, tuple(re.findall(r"`([\w.*]+)`", names)), status, text))
-    return found
 
 
 def listed(section: str = "") -> set[str]:
-    """Returns the names that the page has, by their places in Orbax's package."""
+    """Returns the names that the table has, by their places in Orbax's package."""
     return {
-        f"{row.section}.{name}" if row.section else name
-        for row in rows()
+        f"{row.part}.{name}" if row.part else name
+        for row in conformance.names()
         for name in row.names
-        if row.section.startswith(section)
+        if row.part.startswith(section)
     }
 
 
@@ -144,24 +119,24 @@ def orbax_names() -> list[set[str]]:
     return list(things.values())
 
 
-def test_every_public_name_of_orbax_is_on_the_page() -> None:
+def test_every_public_name_of_orbax_is_in_the_table() -> None:
     names = listed()
     whole = tuple(name.removesuffix("*") for name in names if name.endswith(".*"))
     missing = [
         aliases for aliases in orbax_names() if not aliases & names and not all(a.startswith(whole) for a in aliases)
     ]
-    assert missing == [], "list these names on docs/from-orbax.md"
+    assert missing == [], "list these names in conformance/orbax-names.toml"
     assert len(orbax_names()) > 200
 
 
-def test_every_name_on_the_page_is_one_of_orbax() -> None:
-    for row in rows():
-        if row.section == "" or inspect.ismodule(lookup(row.section)):
+def test_every_name_in_the_table_is_one_of_orbax() -> None:
+    for row in conformance.names():
+        if row.part == "" or inspect.ismodule(lookup(row.part)):
             for name in row.names:
-                lookup(f"{row.section}.{name}".strip(".").removesuffix(".*"))
+                lookup(f"{row.part}.{name}".strip(".").removesuffix(".*"))
 
 
-#: Classes whose arguments and members the page lists, by section.
+#: Classes whose arguments and members the table lists, by section.
 CLASSES: dict[str, tuple[Any, ...]] = {
     "CheckpointManager": (ocp.CheckpointManager,),
     "CheckpointManagerOptions": (ocp.CheckpointManagerOptions,),
@@ -187,12 +162,12 @@ ONLY_ARGUMENTS = ("CheckpointHandler", "Options", "args.")
 
 
 @pytest.mark.parametrize("section", CLASSES)
-def test_every_argument_and_member_of_a_class_is_on_the_page(section: str) -> None:
+def test_every_argument_and_member_of_a_class_is_in_the_table(section: str) -> None:
     expected = set().union(*map(arguments, CLASSES[section]))
     if not any(word in section for word in ONLY_ARGUMENTS):
         expected |= set().union(*map(public, CLASSES[section]))
-    found = {name for row in rows() if row.section == section for name in row.names}
-    assert expected - found == set(), "list these names on docs/from-orbax.md"
+    found = {name for row in conformance.names() if row.part == section for name in row.names}
+    assert expected - found == set(), "list these names in conformance/orbax-names.toml"
     assert found - expected == set(), "Orbax does not have these names"
 
 
@@ -220,18 +195,17 @@ HERE: dict[str, set[str]] = {
 PACKAGES = {*checkpoint.__all__, *multihost.__all__}
 
 
-@pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row.section}: {row.names[0]}")
-def test_every_row_names_a_replacement_or_gives_a_reason(row: Row) -> None:
-    assert row.status in STATUSES
-    assert row.text
-    tests = re.findall(r"`(test_\w+)`", row.text)
+@pytest.mark.parametrize("row", conformance.names(), ids=lambda row: f"{row.part}: {row.names[0]}")
+def test_every_row_names_a_replacement_or_gives_a_reason(row: Name) -> None:
+    assert row.status in conformance.STATUSES
+    assert row.here or row.tests
     if row.status == "same":
-        here = HERE.get(row.section, PACKAGES)
+        here = HERE.get(row.part, PACKAGES)
         assert {name.rpartition(".")[2] for name in row.names} - here == set()
     if row.status in ("same", "other name"):
-        assert tests, "name a test"
+        assert row.tests, "name a test"
     if row.status == "other name":
-        ours = [name for name in re.findall(r"`([\w.]+)(?:\(\w*\)[\w.]*)?`", row.text) if name not in tests]
+        ours = re.findall(r"`([\w.]+)(?:\(\w*\)[\w.]*)?`", row.here)
         assert ours, "say the name"
         for name in ours:
             assert exists_here(name), name
