@@ -79,7 +79,7 @@ def size_beside_training(cores: int | None = None) -> PoolSize:
     """Returns how many threads write a save to a file system that nobody waits for.
 
     On two cores, each thread beyond two slowed the training step down: by 16% with eight writers and four syncers, and
-    by 0.4% with two writers and one syncer (``python -m benchmarks.async_calls``; docs/benchmarks.md).
+    by 0.4% with two writers and one syncer (``python -m benchmarks.async_calls``; docs/decisions/0051).
 
     Args:
         cores: How many cores there are. None: as many as this process can use.
