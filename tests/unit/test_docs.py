@@ -28,7 +28,9 @@ PAGES = sorted(
     for folder in (".", "docs", "docs/decisions", "charts/gracepoint", "examples/*")
     for page in ROOT.glob(f"{folder}/*.md")
 )
-EXAMPLES = sorted(path.relative_to(ROOT) for path in (ROOT / "examples").glob("*.yaml"))
+EXAMPLES = sorted(
+    path.relative_to(ROOT) for pattern in ("*", "platforms/*") for path in ROOT.glob(f"examples/{pattern}.yaml")
+)
 
 
 @cache

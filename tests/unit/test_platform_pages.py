@@ -19,8 +19,14 @@ from tests.page_commands import blocks
 Json = dict[str, Any]
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(path.relative_to(ROOT) for path in [*ROOT.glob("docs/*.md"), ROOT / "README.md"])
-#: From an empty cluster to a drill.
-PLATFORMS = ("gke", "eks", "aks", "on-premises")
+#: The sections of the page that leads from an empty cluster to a drill, and the manifests of each.
+PLATFORMS = {
+    "GKE": ("gke-tpu", "gke-gpu"),
+    "EKS": ("eks",),
+    "AKS": ("aks",),
+    "Your own machines, with Kueue": ("on-premises", "on-premises-job"),
+}
+LAST = "Install and run the first job"
 CHART = "charts/gracepoint"
 
 
@@ -74,50 +80,72 @@ def test_a_value_that_the_chart_lacks_is_noticed() -> None:
     assert known(values, r"nodeSelector.example\.com/pool")
 
 
-@pytest.mark.parametrize("name", PLATFORMS)
-def test_a_page_leads_from_an_empty_cluster_to_a_drill(name: str) -> None:
-    page = text(f"docs/{name}.md")
-    assert [words for words in commands(Path(f"docs/{name}.md")) if {"--set"} <= set(words)]
+def section(title: str) -> str:
+    """The part of the page about platforms that has this title."""
+    (found,) = re.findall(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text("docs/platforms.md"), re.S | re.M)
+    return str(found)
+
+
+@pytest.mark.parametrize("title", PLATFORMS)
+def test_a_section_leads_from_an_empty_cluster_to_a_drill(title: str) -> None:
+    page = section(title) + section(LAST)
     steps = (
-        "jobset-controller-manager",
+        "docker push $REGISTRY/trainer:$TAG",
+        "> job.yaml",
+        "-n jobset-system rollout status deployment/jobset-controller-manager",
         "helm test gracepoint",
-        "gracepoint lint",
+        "gracepoint lint job.yaml",
         "gracepoint doctor",
         "gracepoint drill",
     )
     places = [page.find(step) for step in steps]
     assert -1 not in places
     assert places == sorted(places)
+    for variable in ("REGISTRY", "TAG", "LABEL", "POOL"):
+        assert re.search(rf"^(.* )?{variable}=", section(title), re.M), f"{title} uses ${variable} without setting it"
 
 
-def documents(name: str) -> list[Json]:
-    blocks = re.findall(r"^```yaml\n(.*?)^```", text(f"docs/{name}.md"), re.S | re.M)
-    return [document for block in blocks for document in yaml.safe_load_all(block)]
+def test_every_manifest_of_a_platform_is_used_by_its_section() -> None:
+    files = {path.stem for path in ROOT.glob("examples/platforms/*.yaml")}
+    assert files == {name for names in PLATFORMS.values() for name in names}
+    for title, names in PLATFORMS.items():
+        assert all(f"{name}.yaml" in section(title) for name in names)
+
+
+def documents(title: str) -> list[Json]:
+    return [body for name in PLATFORMS[title] for body in yaml.safe_load_all(text(f"examples/platforms/{name}.yaml"))]
 
 
 def jobsets() -> list[Any]:
     return [
-        pytest.param(name, body, id=f"{name}-{body['metadata']['labels']['gracepoint.dev/policy']}")
-        for name in PLATFORMS
-        for body in documents(name)
+        pytest.param(title, body, id=f"{title}-{body['metadata']['labels']['gracepoint.dev/policy']}")
+        for title in PLATFORMS
+        for body in documents(title)
         if body["kind"] == "JobSet"
     ]
 
 
-@pytest.mark.parametrize(("name", "body"), jobsets())
-def test_jobsets_of_pages_have_no_errors_and_no_warnings(name: str, body: Json) -> None:
-    policies = {one["metadata"]["name"]: one for one in documents(name) if one["kind"] == "CheckpointPolicy"}
-    claims = {one["metadata"]["name"]: one for one in documents(name) if one["kind"] == "PersistentVolumeClaim"}
+@pytest.mark.parametrize(("title", "body"), jobsets())
+def test_jobsets_of_platforms_have_no_errors_and_no_warnings(title: str, body: Json) -> None:
+    policies = {one["metadata"]["name"]: one for one in documents(title) if one["kind"] == "CheckpointPolicy"}
+    claims = {one["metadata"]["name"]: one for one in documents(title) if one["kind"] == "PersistentVolumeClaim"}
     policy = CheckpointPolicy.of(policies[body["metadata"]["labels"]["gracepoint.dev/policy"]])
     report = check(body, policy, claims)
     assert [finding for finding in report.findings if finding.severity.value != "info"] == []
 
 
-def test_images_of_jobsets_are_what_the_pages_push() -> None:
-    for name in PLATFORMS:
-        pushed = re.findall(r"docker push \$REGISTRY/([\w-]+):", text(f"docs/{name}.md"))
-        for body in documents(name):
+def test_what_commands_replace_in_a_manifest_is_there() -> None:
+    for names, replaced in re.findall(
+        r"sed \"(.*?)\"[\\\s]*examples/platforms/([\w-]+)\.yaml", text("docs/platforms.md")
+    ):
+        for found in re.findall(r"s#([^#]+)#", names):
+            assert found in text(f"examples/platforms/{replaced}.yaml"), (replaced, found)
+
+
+def test_the_image_that_manifests_name_is_the_one_that_commands_replace() -> None:
+    for title in PLATFORMS:
+        for body in documents(title):
             if body["kind"] == "JobSet":
                 job = body["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-                image = job["containers"][0]["image"].rpartition("/")[2].partition(":")[0]
-                assert image in pushed, (name, image)
+                assert job["containers"][0]["image"] == "registry.example/trainer:1"
+                assert "s#registry.example/trainer:1#$REGISTRY/trainer:$TAG#" in section(title)
