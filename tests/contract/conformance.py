@@ -1,5 +1,7 @@
 """What Orbax, JAX and Megatron do, and which tests hold each of it here: ``conformance/*.toml`` has the rows.
 
+``guarantees.toml`` has what Gracepoint promises beyond them of several processes.
+
 ``python -m tests.contract.conformance`` writes them as tables to build/conformance. A row of a ``behaviour`` says what
 is the ``same``, or what the reference (``theirs``) and Gracepoint (``here``) do, and ``why`` they differ. A row of a
 ``name`` says what became of public ``names`` of Orbax: ``is`` is one of ``STATUSES``.

@@ -1,4 +1,4 @@
-"""Which process survives which death: each row of the table in docs/multihost.md, on real JAX processes.
+"""Which process survives which death: each row of the table in docs/guarantees.md, on real JAX processes.
 
 The gangs of one test run side by side, as they wait more than they work. Of each is held: with which codes the
 survivors end, that they do so within a bound (far above what the table says, as the machine may be busy; one that

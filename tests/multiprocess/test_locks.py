@@ -33,7 +33,7 @@ def test_no_way_to_save_or_restore_locks_a_file_but_the_renewal_of_the_lease(cou
             way = call.mark
             ways.add(way)
         elif call.name == "flock" and all(path in leased for path in call.paths):
-            continue  # docs/durability.md names it
+            continue  # docs/guarantees.md names it
         elif call.name == "flock" or re.search(r"F_(OFD_)?SETLKW?\b|F_SETLEASE", call.arguments):
             locks.append((way, call.name, call.arguments, call.paths))
     assert {f"steps: {name}" for name in locks_process.FORMATS} <= ways, "the recording is not complete"

@@ -16,10 +16,3 @@ DOCS = Path(__file__).parents[2] / "docs"
 def test_every_test_that_a_page_names_exists(page: str) -> None:
     named = set(re.findall(r"`(test_\w+)`", (DOCS / page).read_text(encoding="utf-8")))
     assert named - defined_tests() == set()
-
-
-def test_the_page_about_several_processes_names_a_test_for_each_promise() -> None:
-    promises = (DOCS / "multihost.md").read_text(encoding="utf-8").partition("## The tests of each sentence")[2]
-    found = re.findall(r"^- .*(?:\n  \S.*)*", promises, re.M)
-    assert len(found) > 20
-    assert [item for item in found if not re.search(r"`test_\w+`", item)] == []

@@ -98,7 +98,7 @@ def test_a_mounted_bucket_is_refused_if_its_kind_is_hidden(
 
 
 def test_a_mounted_bucket_has_no_links_but_exclusive_creation(gcs: Server, tmp_path: Path) -> None:
-    """The rows of the table of file systems in docs/durability.md."""
+    """The rows of the table of file systems in docs/guarantees.md."""
     with mounted(gcs, gcs.bucket().name, tmp_path) as mount:
         (mount / "file").write_bytes(b"x")
         with pytest.raises(OSError):  # noqa: PT011  whatever the kernel makes of it
