@@ -67,10 +67,9 @@ _GKE = (
         confidence=SURE,
         cancelable=False,
         deadline=DeadlineRule(grace_cap_seconds=GKE_SPOT_GRACE_S),
-        about="Set when Compute Engine ends the machine, as pods begin to be stopped; removed only after the machine "
-        "has started again. Spot nodes get 30 s in all, of which the kubelet leaves user pods 15 s by default. A "
-        "longer grace period is cut to that (cloud.google.com/kubernetes-engine/docs/concepts/spot-vms, "
-        "github.com/GoogleCloudPlatform/k8s-node-termination-handler).",
+        about="Set when Compute Engine ends the machine, as pods begin to be stopped; removed after the machine has "
+        "started again. Spot nodes get 30 s in all, of which the kubelet leaves user pods 15 s by default, whatever "
+        "their grace period (cloud.google.com/kubernetes-engine/docs/concepts/spot-vms).",
     ),
     Row(
         name="gke-maintenance-window-started",
@@ -80,8 +79,8 @@ _GKE = (
         confidence=SURE,
         cancelable=False,
         deadline=after(660.0),
-        about="Set when a maintenance has begun, which can then not be moved any more; removed when the machine is "
-        "back. Pods were stopped 11 to 40 minutes later; the 11 minutes count.",
+        about="Set when a maintenance has begun, which cannot be moved then. Pods were stopped 11 to 40 minutes "
+        "later; the 11 minutes count.",
     ),
     Row(
         name="gke-active-maintenance",
@@ -90,8 +89,8 @@ _GKE = (
         cause=Cause.MAINTENANCE,
         confidence=SURE,
         cancelable=False,
-        about="Set when a maintenance has begun, which can then not be moved any more; removed when it is over. With "
-        "ONGOING, pods are being stopped; passthrough was seen some seconds before the taint of the window.",
+        about="Set when a maintenance has begun, which cannot be moved then; removed when it is over. With ONGOING, "
+        "pods are being stopped.",
     ),
     Row(
         name="gke-scheduled-maintenance",
@@ -117,8 +116,8 @@ _GKE = (
                 json_fields=["windowStartTime", "startTimeWindow.earliest"],
             )
         ),
-        about="Set minutes to weeks ahead: JSON with the window in which the maintenance may start, whose beginning "
-        "counts. It may be moved, to an earlier time as well, until the maintenance begins.",
+        about="Set minutes to weeks ahead, with the window in which the maintenance may start; its beginning counts. "
+        "It may be moved, to an earlier time as well, until it begins.",
     ),
 )
 
@@ -131,8 +130,7 @@ _AWS = (
         confidence=SURE,
         cancelable=False,
         deadline=after(EC2_NOTICE_S),
-        about="Set on EC2's notice, which EC2 does not take back; the handler then evicts the pods. EC2 ends the "
-        "machine two minutes after its notice "
+        about="Set on EC2's notice, two minutes before EC2 ends the machine; the handler then evicts the pods "
         "(docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html).",
     ),
     Row(
@@ -142,8 +140,8 @@ _AWS = (
         cause=Cause.MAINTENANCE,
         confidence=SURE,
         cancelable=True,
-        about="Set for events that stop, retire or reboot the machine, as soon as they are scheduled; the taint tells "
-        "no time, and the handler evicts the pods at once. Removed if EC2 cancels the event, and after the reboot.",
+        about="Set as soon as an event is scheduled that stops, retires or reboots the machine; the handler evicts "
+        "the pods at once. Removed if EC2 cancels the event, and after the reboot.",
     ),
     Row(
         name="aws-asg-termination",
@@ -152,8 +150,7 @@ _AWS = (
         cause=Cause.SCALE_DOWN,
         confidence=SURE,
         cancelable=False,
-        about="Set when an Auto Scaling group ends the instance, which it does not take back; the handler evicts the "
-        "pods at once.",
+        about="Set when an Auto Scaling group ends the instance; the handler evicts the pods at once.",
     ),
     Row(
         name="aws-rebalance",
@@ -163,8 +160,7 @@ _AWS = (
         confidence=HINT,
         cancelable=True,
         about="The risk of an interruption is elevated; EC2 says neither when nor that it is over. The handler "
-        "cordons the node. It evicts the pods too if it reads a queue, or is told to; the cause of these evictions is "
-        "Rebalance.",
+        "cordons the node, and evicts the pods too if it reads a queue or is told to, with the cause Rebalance.",
     ),
 )
 
@@ -177,9 +173,8 @@ _KARPENTER = (
         confidence=HINT,
         cancelable=True,
         about="Set when Karpenter wants to replace or remove the node (drift, consolidation), before the new node is "
-        "there. Removed if the new node does not come: at once if it cannot be launched, else after ten minutes to an "
-        "hour. No pod is evicted before the NodeClaim is deleted, which is the fact (pkg/controllers/disruption of "
-        "Karpenter).",
+        "there. Removed if the new node does not come. No pod is evicted before the NodeClaim is deleted, which is "
+        "the fact.",
     ),
     Row(
         name="karpenter-termination-time",
@@ -193,9 +188,8 @@ _KARPENTER = (
         cancelable=False,
         deadline=DeadlineRule(time=Time(format=TimeFormat.RFC3339), after_seconds=0.0),
         about="Set when a NodeClaim with a terminationGracePeriod is deleted, and to the present when a node is "
-        "repaired. Pods are deleted so that they are gone by then, whatever their disruption budgets and "
-        "do-not-disrupt say. The time may come nearer, and is never removed (pkg/controllers/nodeclaim/lifecycle, "
-        "node/health).",
+        "repaired. Pods are gone by then, whatever budgets and do-not-disrupt say. The time may come nearer, and is "
+        "never removed.",
     ),
     Row(
         name="karpenter-interruption",
@@ -210,11 +204,9 @@ _KARPENTER = (
         confidence=SURE,
         cancelable=False,
         deadline=after(EC2_NOTICE_S),
-        about="Karpenter deletes the NodeClaim of a Spot machine, and not for a reason of its own: EC2 has said that "
-        "it takes the machine back, and does so 120 s later, whatever the terminationGracePeriod and do-not-disrupt "
-        "say. (Or somebody has deleted it by hand.) The Events SpotInterrupted and TerminatingOnInterruption are not "
-        "read: they come after the deletion or not at all, and tell no time (pkg/controllers/interruption of "
-        "karpenter-provider-aws).",
+        about="Karpenter deletes the NodeClaim of a Spot machine, not for a reason of its own: EC2 takes the machine "
+        "back 120 s later, whatever the terminationGracePeriod and do-not-disrupt say. Its Events are not read, as "
+        "they come after the deletion or not at all.",
     ),
     Row(
         name="karpenter-deletion",
@@ -225,10 +217,9 @@ _KARPENTER = (
         cancelable=False,
         deadline=after(EC2_NOTICE_S),
         about="The node goes away: its replacement is ready, it is empty, too old or defective, or the cloud takes "
-        "the machine (the end of a Capacity Block, an instance that EC2 retires or stops). Nothing brings it back. "
-        "Pods are evicted at once, but not those with do-not-disrupt. If the cloud takes the machine, Karpenter does "
-        "not write by when. So the two minutes of EC2's notices count, even if the terminationGracePeriod is hours "
-        "(pkg/controllers/nodeclaim/lifecycle of Karpenter).",
+        "the machine. Nothing brings it back. Pods are evicted at once, but not those with do-not-disrupt. Karpenter "
+        "does not write when the cloud takes the machine, so the two minutes of EC2's notices count, even if the "
+        "terminationGracePeriod is hours.",
     ),
     Row(
         name="karpenter-expiry",
@@ -239,8 +230,8 @@ _KARPENTER = (
         cancelable=False,
         deadline=DeadlineRule(time=Time(format=TimeFormat.DURATION, since="metadata.creationTimestamp")),
         limit=True,
-        about="The NodeClaim is deleted at this age, which is known from its start and cannot be changed, whatever "
-        "its pods' annotations and budgets say. The value Never is no signal.",
+        about="The NodeClaim is deleted at this age, which cannot be changed, whatever its pods' annotations and "
+        "budgets say. The value Never is no signal.",
     ),
 )
 
@@ -255,7 +246,7 @@ _AUTOSCALER = (
         deadline=DeadlineRule(grace_cap_seconds=600.0),
         about="Set just before the pods are evicted with their grace period, at most --max-graceful-termination-sec, "
         "600 s. Removed if a pod can no longer be moved, if the drain or the deletion fails, and when the autoscaler "
-        "restarts (core/scaledown/actuation).",
+        "restarts.",
     ),
     Row(
         name="autoscaler-candidate",
@@ -264,7 +255,7 @@ _AUTOSCALER = (
         cause=Cause.SCALE_DOWN,
         confidence=HINT,
         cancelable=True,
-        about="The node is not needed, and is removed if it stays so for ten minutes. Removed if it is needed again.",
+        about="The node is removed if it is not needed for ten minutes.",
     ),
 )
 
@@ -302,10 +293,9 @@ _AKS = (
         900.0,
         SURE,
         Cause.MAINTENANCE,
-        "The machine restarts, 15 minutes ahead; nobody evicts the pods. As for all events, the message of "
-        "node-problem-detector's condition names the event and its NotBefore, which counts, and the condition is "
-        "False again when the event is over or called off (learn.microsoft.com/azure/virtual-machines/linux/"
-        "scheduled-events, learn.microsoft.com/azure/aks/node-problem-detector).",
+        "The machine restarts, 15 minutes ahead; nobody evicts the pods. As for all these events, the condition is of "
+        "node-problem-detector, and False again when the event is over or called off "
+        "(learn.microsoft.com/azure/virtual-machines/linux/scheduled-events).",
     ),
     Row(
         name="aks-preemption-scheduled",
@@ -316,8 +306,8 @@ _AKS = (
         cancelable=True,
         deadline=DeadlineRule(time=Time(format=TimeFormat.HTTP_DATE), after_seconds=30.0),
         about="A Spot machine is taken back, at the time in the message of node-problem-detector's condition, or "
-        "after 30 s. Karpenter takes it for a defect, and deletes the NodeClaim and its pods at once (RepairPolicies "
-        "and pull request 1829 of github.com/Azure/karpenter-provider-azure).",
+        "after 30 s. Karpenter takes it for a defect, and deletes the NodeClaim and its pods at once "
+        "(github.com/Azure/karpenter-provider-azure).",
     ),
     Row(
         name="aks-remediator",
@@ -327,8 +317,8 @@ _AKS = (
         confidence=SURE,
         cancelable=True,
         deadline=after(30.0),
-        about="Auto-drain evicts the pods for a scheduled event, as best it can; a Spot node has 30 s. Its source is "
-        "not public (learn.microsoft.com/azure/aks/node-auto-drain).",
+        about="Auto-drain evicts the pods for a scheduled event, as best it can; a Spot node has 30 s "
+        "(learn.microsoft.com/azure/aks/node-auto-drain).",
     ),
 )
 
@@ -363,7 +353,7 @@ _NODES = (
         deadline=after(0.0),
         tolerable=True,
         about="An administrator, or the AWS handler after its drain, says that the machine is gone: pods are deleted "
-        "at once, and removed without a grace period if the node is not ready.",
+        "at once.",
     ),
     Row(
         name="node-deleted",
@@ -373,9 +363,9 @@ _NODES = (
         confidence=SURE,
         cancelable=False,
         deadline=after(120.0),
-        about="The Node is deleted, and a finalizer holds it until its machine is given back. Nothing brings it back. "
-        "Karpenter deletes the Node with its NodeClaim, and the NodeClaim with its Node; its 120 s count. A Node "
-        "without a finalizer is gone at once, and Kubernetes then deletes its pods.",
+        about="The Node is deleted, and a finalizer holds it until its machine is given back. Karpenter deletes Node "
+        "and NodeClaim with each other; its 120 s count. A Node without a finalizer is gone at once, and Kubernetes "
+        "then deletes its pods.",
     ),
     Row(
         name="node-not-ready",
@@ -386,8 +376,8 @@ _NODES = (
         cancelable=True,
         deadline=after(0.0, tolerated=True),
         tolerable=True,
-        about="Set when the kubelet says that it is not ready; removed when it is ready again. The pod is deleted "
-        "after the seconds for which it tolerates the taint, 300 by default.",
+        about="Set while the kubelet says that it is not ready. The pod is deleted after the seconds for which it "
+        "tolerates the taint, 300 by default.",
     ),
     Row(
         name="node-unreachable",
@@ -398,8 +388,8 @@ _NODES = (
         cancelable=True,
         deadline=after(0.0, tolerated=True),
         tolerable=True,
-        about="Set when the kubelet has not reported for 50 s (40 s before Kubernetes 1.32); removed when it reports "
-        "again. The pod is deleted after the seconds for which it tolerates the taint, 300 by default.",
+        about="Set when the kubelet has not reported for 50 s (40 s before Kubernetes 1.32), until it reports again. "
+        "The pod is deleted after the seconds for which it tolerates the taint, 300 by default.",
     ),
     Row(
         name="node-shutdown",
@@ -409,10 +399,10 @@ _NODES = (
         confidence=SURE,
         cancelable=False,
         deadline=DeadlineRule(grace_cap_seconds=KUBELET_SHUTDOWN_S),
-        about="Graceful node shutdown: the kubelet writes it as it begins to end the pods, which it does to the end "
-        "even if the shutdown is called off (pkg/kubelet/nodeshutdown). They get their grace period, at most the "
-        "kubelet's shutdownGracePeriod, which the API does not tell. The example of Kubernetes is assumed: 30 s, of "
-        "which the last 10 s are for critical pods (kubernetes.io/docs/concepts/cluster-administration/node-shutdown).",
+        about="Graceful node shutdown, which the kubelet does to the end even if it is called off. Pods get their "
+        "grace period, at most the kubelet's shutdownGracePeriod, which the API does not tell. The example of "
+        "Kubernetes is assumed: 30 s, of which the last 10 s are for critical pods "
+        "(kubernetes.io/docs/concepts/cluster-administration/node-shutdown).",
     ),
     Row(
         name="node-cordoned",
@@ -432,9 +422,8 @@ _NODES = (
         cancelable=True,
         deadline=DeadlineRule(tolerated=True),
         tolerable=True,
-        about="The pod is deleted when its tolerationSeconds are over, or at once if it has none. It then has its "
-        "grace period. If the taint is removed before, the pod stays "
-        "(kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration).",
+        about="The pod is deleted when its tolerationSeconds are over, or at once if it has none, with its grace "
+        "period. If the taint is removed before, the pod stays.",
     ),
 )
 
@@ -449,10 +438,8 @@ _DEVICES = (
         deadline=DeadlineRule(tolerated=True),
         tolerable=True,
         about="The driver writes it into a ResourceSlice, or an administrator into a DeviceTaintRule. The pods that "
-        "use the device are deleted when the tolerationSeconds of their claim are over, or at once if it has none. "
-        "They then have their grace period. If the taint is removed before, they stay. Watched with the chart's "
-        "deviceTaints.enabled "
-        "(kubernetes.io/docs/concepts/resource-management/dynamic-resource-allocation/device-taints).",
+        "use the device are deleted when the tolerationSeconds of their claim are over, or at once if it has none, "
+        "with their grace period. Watched with the chart's deviceTaints.enabled.",
     ),
 )
 
@@ -462,8 +449,7 @@ _PODS = (
         "PreemptionByScheduler",
         Cause.PRIORITY_PREEMPTION,
         "A pod or a group of pods of higher priority takes its place. As the reasons below, it is set a moment before "
-        "the pod is deleted. If that fails, Kubernetes sets the condition to False after two minutes "
-        "(pkg/controller/disruption).",
+        "the pod is deleted, and False after two minutes if that fails.",
     ),
     _pod_condition("pod-taint-manager", "DeletionByTaintManager", Cause.NODE_TAINT, "A NoExecute taint took effect."),
     _pod_condition(
@@ -477,8 +463,7 @@ _PODS = (
         "pod-collected",
         "DeletionByPodGC",
         Cause.NODE_LOST,
-        "Its node has been gone for 40 s. The pod is marked as failed in the same request, and removed without a grace "
-        "period.",
+        "Its node has been gone for 40 s. The pod is removed without a grace period.",
     ),
     Row(
         name="pod-kubelet",
@@ -488,10 +473,9 @@ _PODS = (
         confidence=SURE,
         cancelable=False,
         deadline=DeadlineRule(grace_cap_seconds=KUBELET_SHUTDOWN_S),
-        about="Pressure on the node, a graceful node shutdown, or a critical pod that needs the place. The kubelet "
-        "writes it as it ends the pod, and Kubernetes never sets it to False. How much of its grace period it leaves "
-        "the pod is not stated: under a hard threshold none, else what the kubelet's configuration allows; the time of "
-        "a node shutdown is assumed.",
+        about="Pressure on the node, a graceful node shutdown, or a critical pod that needs the place. How much of "
+        "its grace period the pod gets is not stated: under a hard threshold none, else what the kubelet's "
+        "configuration allows; the time of a node shutdown is assumed.",
     ),
     _pod_condition(
         "pod-disrupted", "", Cause.POD_DELETION, "Any other reason, such as JobSet's ExclusivePlacementViolation."
@@ -503,8 +487,7 @@ _PODS = (
         cause=Cause.POD_DELETION,
         confidence=SURE,
         cancelable=False,
-        about="Nothing brings the pod back. Only if its Job and its JobSet are neither deleted, finished nor of an "
-        "older attempt.",
+        about="Only if its Job and its JobSet are neither deleted, finished nor of an older attempt.",
     ),
 )
 
@@ -516,9 +499,7 @@ _JOBS = (
         cause=Cause.PRIORITY_PREEMPTION,
         confidence=SURE,
         cancelable=False,
-        about="Another workload takes the quota; the condition's message names it. The workload is suspended next, "
-        "and the condition stays True until it has stopped and is admitted again (pkg/controller/jobframework of "
-        "Kueue).",
+        about="Another workload takes the quota; the condition's message names it. The workload is suspended next.",
     ),
     Row(
         name="kueue-evicted",
@@ -528,7 +509,7 @@ _JOBS = (
         confidence=SURE,
         cancelable=False,
         about="The queue takes the quota back, with the reason (PodsReadyTimeout, Deactivated, NodeFailures, ...); "
-        "the JobSet or Job is suspended next, whatever happens to the reason.",
+        "the JobSet or Job is suspended next.",
     ),
     Row(
         name="jobset-suspended",
@@ -557,8 +538,7 @@ _JOBS = (
         cancelable=True,
         deadline=DeadlineRule(time=Time(format=TimeFormat.SECONDS, since="status.startTime")),
         limit=True,
-        about="The Job's pods are deleted when its time is over. The time is known from the start, and somebody may "
-        "change or remove it while the Job runs.",
+        about="The Job's pods are deleted when its time is over. Somebody may change or remove it while the Job runs.",
     ),
     Row(
         name="kueue-time-limit",
@@ -578,8 +558,8 @@ _JOBS = (
             )
         ),
         limit=True,
-        about="The Workload is deactivated when all its admissions together have lasted that long. Kueue lets nobody "
-        "change it while the Workload is admitted.",
+        about="The Workload is deactivated when all its admissions together have lasted that long, which cannot be "
+        "changed while it is admitted.",
     ),
 )
 
