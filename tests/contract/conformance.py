@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import tomllib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -55,16 +56,20 @@ class Name:
 
 
 def behaviours(reference: str) -> list[Behaviour]:
-    rows = tomllib.loads(source(reference))["behaviour"]
-    return [Behaviour(**(row | {"tests": tuple(row.get("tests", ()))})) for row in rows]
+    found = tomllib.loads(source(reference))["behaviour"]
+    return [Behaviour(**(row | {"tests": tuple(row.get("tests", ()))})) for row in found]
 
 
 def names() -> list[Name]:
-    rows = tomllib.loads(source(NAMES))["name"]
+    found = tomllib.loads(source(NAMES))["name"]
     return [
         Name(row["part"], tuple(row["names"]), row["is"], row.get("here", ""), tuple(row.get("tests", ())))
-        for row in rows
+        for row in found
     ]
+
+
+def rows(table: str) -> Sequence[Behaviour | Name]:
+    return names() if table == NAMES else behaviours(table)
 
 
 @cache
@@ -74,12 +79,11 @@ def source(table: str) -> str:
 
 def page(table: str) -> str:
     """Returns a table as a page."""
-    rows: list[Behaviour] | list[Name] = names() if table == NAMES else behaviours(table)
     header = ("name", "is", "here", "tests") if table == NAMES else ("behaviour", "is", "tests")
     about = tomllib.loads(source(table))
     lines = [f"# {about['title']}", "", f"`{about['theirs']}`, and what of it `{about['ours']}` has."]
     part = None
-    for row in rows:
+    for row in rows(table):
         if row.part != part:
             part = row.part
             lines += ["", f"## {part or about['theirs']}", "", _row(header), _row(("--",) * len(header))]
