@@ -205,8 +205,8 @@ _KARPENTER = (
         cancelable=False,
         deadline=after(EC2_NOTICE_S),
         about="Karpenter deletes the NodeClaim of a Spot machine, not for a reason of its own: EC2 takes the machine "
-        "back 120 s later, whatever the terminationGracePeriod and do-not-disrupt say. Its Events are not read, as "
-        "they come after the deletion or not at all.",
+        "back 120 s later, whatever the terminationGracePeriod and do-not-disrupt say (or somebody has deleted it by "
+        "hand). Its Events are not read, as they come after the deletion or not at all.",
     ),
     Row(
         name="karpenter-deletion",
