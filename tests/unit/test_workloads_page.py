@@ -12,6 +12,35 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 KINDS = ("JobSet", "Job", "TrainJob")
+#: The tests of each column of what a kind of workload gets.
+COLUMNS = {
+    "notice": ("test_a_notice_saves_the_step_and_loses_none", "test_the_workload_comes_back_on_other_nodes"),
+    "hold": ("test_an_eviction_is_held_until_the_commit",),
+    "resume, bitwise": ("test_the_disturbed_run_equals_the_undisturbed_one",),
+    "restarts not counted": ("test_saved_exits_do_not_count_as_failures",),
+    "record": ("test_the_record_says_who_answered_and_has_every_stage",),
+    "suspend, resume": ("test_a_suspended_workload_saves_and_resumes",),
+    "Kueue": ("test_a_run_waits_for_quota_and_gives_way_to_a_higher_priority",),
+}
+#: The tests of each row of what a workload gets in a queue of Kueue.
+IN_A_QUEUE = {
+    "waits for quota, gives way to a higher priority, returns on other nodes": (
+        "test_a_run_waits_for_quota_and_gives_way_to_a_higher_priority",
+    ),
+    "saves before its time is over, continues with more time": (
+        "test_a_run_saves_before_its_time_in_the_queue_is_over",
+    ),
+    "is pinned to nodes (topology-aware scheduling), returns on other nodes, twice": (
+        "test_pods_that_kueue_pins_to_nodes_return_on_other_nodes_each_time",
+    ),
+    "is pinned, and there is no other node: waits in the queue, returns": (
+        "test_a_run_whose_node_has_no_replacement_waits_in_the_queue",
+    ),
+    "is pinned to a node that goes before the job starts: is placed anew": (
+        "test_a_run_that_is_pinned_to_a_node_that_goes_before_it_starts_is_placed_anew",
+    ),
+    "is admitted with fewer processes, uses each sample once": ("test_a_partly_admitted_job_uses_each_sample_once",),
+}
 
 
 def tables() -> list[list[list[str]]]:
@@ -39,27 +68,18 @@ def kind_of(cell: str) -> str:
     return re.sub(r"\[(\w+)\]\(.*?\)", r"\1", cell).split()[0].rstrip(",")
 
 
-def named_in(cell: str) -> tuple[str, ...]:
-    """The tests that a cell names."""
-    return tuple(re.findall(r"`(\w+)`", cell))
-
-
 def claims() -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Each claimed cell: its kind of workload, its column, and the tests that are named for it."""
-    _, held = table("column")
-    tests = {column: (named_in(cell), kinds.split(", ")) for column, cell, kinds in held}
+    """Each claimed cell: its kind of workload, its column, and the tests that hold it."""
     columns, rows = table("workload")
     for first, *cells in rows:
         for column, cell in zip(columns[1:], cells, strict=True):
             if "yes" in cell:
-                named, kinds = tests.get(column, ((), []))
-                kind = kind_of(first)
-                yield kind, column, named if kind in kinds else ()
+                yield kind_of(first), column, COLUMNS.get(column, ())
     header, rows = table("in a queue of Kueue")
-    for what, *cells, tested in rows:
-        for kind, cell in zip(header[1:-1], cells, strict=True):
+    for what, *cells in rows:
+        for kind, cell in zip(header[1:], cells, strict=True):
             if cell == "yes":
-                yield kind, what, named_in(tested)
+                yield kind, what, IN_A_QUEUE.get(what, ())
 
 
 @cache
@@ -106,7 +126,7 @@ def ids(tree: ast.Module, decorators: list[ast.expr]) -> set[str]:
     ("kind", "what", "tests"), [pytest.param(*claim, id=f"{claim[0]}-{claim[1]}") for claim in claims()]
 )
 def test_every_claimed_cell_has_a_test_on_a_cluster_for_its_kind(kind: str, what: str, tests: tuple[str, ...]) -> None:
-    assert tests, f"{what} of {kind}: found no test in the page, expected one that runs for {kind}"
+    assert tests, f"{what} of {kind}: found no test of that name here, expected one that runs for {kind}"
     for test in tests:
         assert kind in runs_for(test), f"{test}: found {sorted(runs_for(test))}, expected {kind} among its ids"
 
