@@ -46,9 +46,9 @@ _PAUSE_OF_EACH_S = 0.5
 #: If it has not answered, after this time.
 _FAILED_AGAIN_S = 30.0
 #: What is left of a workload is dropped so long after its end.
-_DROPPED_AFTER_S = 15.0
+DROPPED_AFTER_S = 15.0
 #: A server is asked again to drop: something may have been on its way.
-_DROPPED_AGAIN_S = 5.0
+DROPPED_AGAIN_S = 5.0
 #: Placements wait so long after the start for servers that do not answer.
 _KNOWN_AFTER_S = 10.0
 _LONGEST_ANSWER_BYTES = 16 << 20
@@ -206,7 +206,7 @@ class SnapshotHoldings:
                 continue
             if held.ended_at is None:
                 held.ended_at = now_s
-            if now_s - held.ended_at < _DROPPED_AFTER_S:
+            if now_s - held.ended_at < DROPPED_AFTER_S:
                 continue
             uids = held.placed | held.others
             if not uids:
@@ -275,7 +275,7 @@ class SnapshotHoldings:
             )
             answer = {"values": 1}
         if answer.get("values"):
-            held.not_before_s[server.uid] = asyncio.get_running_loop().time() + _DROPPED_AGAIN_S
+            held.not_before_s[server.uid] = asyncio.get_running_loop().time() + DROPPED_AGAIN_S
             return
         held.placed.discard(server.uid)
         held.others.discard(server.uid)

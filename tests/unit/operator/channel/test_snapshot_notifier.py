@@ -261,8 +261,8 @@ async def test_a_capability_is_renewed_long_before_it_ends(api: MemoryApi, clock
 async def test_what_is_left_of_a_workload_is_dropped_after_its_end(
     api: MemoryApi, clock: Clock, servers: Servers, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot_holdings, "_DROPPED_AFTER_S", 0.3)
-    monkeypatch.setattr(snapshot_holdings, "_DROPPED_AGAIN_S", 0.1)
+    monkeypatch.setattr(snapshot_holdings, "DROPPED_AFTER_S", 0.3)
+    monkeypatch.setattr(snapshot_holdings, "DROPPED_AGAIN_S", 0.1)
     async with operator(api, clock, servers) as replica:
         subscriber = replica.subscribe(0, takes_snapshots=True)
         (placement,) = await placements(subscriber)
@@ -289,7 +289,7 @@ async def test_a_replica_finds_what_was_left_while_nobody_looked_and_leaves_the_
     async with operator(api, clock, servers) as replica:
         (placement,) = await placements(replica.subscribe(0, takes_snapshots=True))
         servers.put(placement, "node-1", "7/0/0/done")
-    monkeypatch.setattr(snapshot_holdings, "_DROPPED_AFTER_S", 0.3)
+    monkeypatch.setattr(snapshot_holdings, "DROPPED_AFTER_S", 0.3)
     async with operator(api, clock, servers, name="two") as replica:
         (placement,) = await placements(replica.subscribe(0, takes_snapshots=True))
         await frames(replica.core.subscribers.all()[0])
