@@ -144,7 +144,7 @@ def test_operator_writes_no_lease_but_those_of_its_replicas(leasing: ApiServer) 
         leasing.kubectl("delete", "lease", "--all", "--namespace=default", check=False)
 
 
-def test_operator_deletes_no_pod_but_those_that_name_a_policy(guarded: ApiServer) -> None:
+def test_operator_deletes_no_pod_that_names_no_policy_or_runs(guarded: ApiServer) -> None:
     # On a node, as the API server deletes pods by force that are on none.
     spec = {"nodeName": "node-1", "containers": [{"name": "c", "image": "one"}]}
     for name, labels in (("stranger", {"app": "x"}), ("process", {LABEL_POLICY: "careful"})):
@@ -160,6 +160,11 @@ def test_operator_deletes_no_pod_but_those_that_name_a_policy(guarded: ApiServer
     try:
         why = "the operator deletes only pods that name a policy"
         wait_until("the admission policy", lambda: why in deleted("stranger", OPERATOR), timeout_s=60)
+        assert "only pods that have ended or failed" in deleted("process", OPERATOR)
+        ended = {"name": "c", "image": "one", "imageID": "", "ready": False, "restartCount": 0}
+        status = {"phase": "Running", "containerStatuses": [ended | {"state": {"terminated": {"exitCode": 77}}}]}
+        patch = ("--type=merge", "--subresource=status", f"--patch={json.dumps({'status': status})}")
+        guarded.kubectl("patch", "pod", "process", "--namespace=default", *patch)
         assert deleted("process", OPERATOR) == ""
     finally:
         guarded.kubectl("delete", "pod", "stranger", "process", "--namespace=default", "--force", check=False)
