@@ -252,7 +252,7 @@ changelog-draft: $(STAMP) ## Shows that section, and changes nothing.
 	$(VENV)/bin/towncrier build --draft
 
 release: $(STAMP) ## Builds what is published into build/release, and says how (needs helm; REGISTRY=... DIGEST=sha256:... TAG=v1.2.3).
-	$(PY) -m release $(if $(REGISTRY),--registry=$(REGISTRY)) $(if $(DIGEST),--digest=$(DIGEST)) $(if $(TAG),--tag=$(TAG))
+	$(PY) -m release $(if $(REGISTRY),--registry=$(REGISTRY)) $(if $(DIGEST),--digest=$(DIGEST)) $(if $(TAG),'--tag=$(subst ','\'',$(TAG))')
 
 sbom: $(STAMP) ## Writes build/operator-sbom.json: a CycloneDX list of what the operator's image contains beside its base.
 	$(PY) -m release sbom

@@ -397,7 +397,7 @@ class Controller:
         hint_notifier = HintNotifier(self.subscribers)
         self.trust_notifier = TrustNotifier(self.subscribers)
         self.capability_keys = CapabilityKeys()
-        self._snapshot_holdings, self.snapshot_notifier = self._new_snapshots(settings)
+        self.snapshot_holdings, self.snapshot_notifier = self._new_snapshots(settings)
         self._reconciler = Reconciler(
             api, self.cache, self.notifier, hint_notifier, self.writers, clock, settings, self.snapshot_notifier
         )
@@ -542,8 +542,8 @@ class Controller:
                 tasks.create_task(LoopLag(self.metrics, "controller").measure(), name="loop lag")
         finally:
             self._reconciler.workload_refresh.cancel()
-            if self._snapshot_holdings is not None:
-                await self._snapshot_holdings.close()
+            if self.snapshot_holdings is not None:
+                await self.snapshot_holdings.close()
             # Before the writers: it takes the condition Connected out of the last writes of the policy writer.
             await self.connection_writer.close(_LEAVES_S)
             await self.writers.close(_LAST_WRITES_S)

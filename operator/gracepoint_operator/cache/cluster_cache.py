@@ -401,7 +401,7 @@ class ClusterCache:
             return set()
         if kind is objects.NODES:
             self.objects.drop_node(name, uid)
-            self.snapshot_servers.changed.add(name)
+            self.snapshot_servers.note(name)
             return self.objects.workloads_on(name)
         if kind is objects.NODE_CLAIMS:
             return self.objects.workloads_on(attached_to)
@@ -604,14 +604,14 @@ class ClusterCache:
             case Node() as node:
                 changed = self.objects.put_node(node, disrupted=any(map(signals.marks_node, reading.marks)))
                 if changed or marks_changed:
-                    self.snapshot_servers.changed.add(node.name)
+                    self.snapshot_servers.note(node.name)
                 affected = self.objects.workloads_on(node.name) if changed or marks_changed else set()
         return affected if changed or marks_changed else set()
 
     def _store_attached(self, reading: ObjectReading, owner: str, listed: bool) -> set[str]:
         """Stores a NodeClaim or a Kueue workload. ``owner``: the node's name, or the workload's UID."""
         if self._signal_index.see(reading.uid, reading.marks, listed=listed):
-            self.snapshot_servers.changed.add(owner)
+            self.snapshot_servers.note(owner)
         before = self._signal_index.attach(reading.uid, owner)
         if reading.kind is objects.NODE_CLAIMS:
             return self.objects.workloads_on(owner) | self.objects.workloads_on(before)

@@ -619,6 +619,11 @@ class SnapshotServerIndex:
         self.by_uid: dict[str, SnapshotServerPod] = {}
         self.changed: set[str] = set()
 
+    def note(self, node: str) -> None:
+        """Something of a node has changed. Where there are no servers nobody looks, and nothing is kept."""
+        if self._installation:
+            self.changed.add(node)
+
     def put(self, server: SnapshotServerPod) -> None:
         """Stores a server, unless another installation in the namespace has it."""
         if server.installation == self._installation and self.by_uid.get(server.uid) != server:

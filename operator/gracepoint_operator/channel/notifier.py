@@ -502,10 +502,11 @@ class SnapshotNotifier:
         if now >= self._all_at:
             self._all_at = now + _ALL_AGAIN_S
             self._forget_ended()
-            self._due.update(subscriber.hello.workload_uid for subscriber in self._subscribers.all())
+            self._due.update(filter(self.lives, self._cache.objects.workloads))
         due, self._due = self._due, set()
         for workload_uid in due:
-            if any(subscriber.hello.takes_snapshots for subscriber in self._subscribers.of_workload(workload_uid)):
+            takes = any(each.hello.takes_snapshots for each in self._subscribers.of_workload(workload_uid))
+            if takes or self.lives(workload_uid):
                 self._place(self._cache.gang(workload_uid))
                 await asyncio.sleep(0)
 
@@ -554,7 +555,7 @@ class SnapshotNotifier:
             for subscriber in self._subscribers.of_workload(gang.workload_uid)
             if subscriber.hello.takes_snapshots and subscriber.hello.pod_uid in uids
         ]
-        if not subscribers or not self._servers.is_known:
+        if not uids or not self._servers.is_known:
             return
         self._follow_servers()
         if not self.lives(gang.workload_uid) or gang.policy is None or gang.policy.spec.checkpoint.memory is None:
@@ -567,7 +568,8 @@ class SnapshotNotifier:
         chosen = self._chosen(gang, copies)
         address = self._settings.address
         written = {self._writable[node].uid for nodes in chosen.values() for node in nodes}
-        self._servers.placed(gang.workload_uid, uids[subscribers[0].hello.pod_uid].namespace, written)
+        # Also if all of them are connected to the other replica: after a restart they may come to this one.
+        self._servers.placed(gang.workload_uid, gang.processes[0].namespace, written)
         read = {server.node: address(server) for server in self._servers.holding(gang.workload_uid)}
         before = self._plans.get(gang.workload_uid)
         if before is not None and read == before.read_from:
@@ -578,6 +580,8 @@ class SnapshotNotifier:
         why = {node: snapshot_placement.shortfall(len(nodes), copies, servers) for node, nodes in chosen.items()}
         write = {node: {each: address(self._writable[each]) for each in nodes} for node, nodes in chosen.items()}
         plan = self._plans[gang.workload_uid] = _Plan(write, read, why)
+        if not subscribers:
+            return
         self._tell(gang.workload_uid, plan, subscribers, 0)
         lacking = next(filter(None, why.values()), "")
         self._recorder.lacks(gang.workload_uid, lacking)
@@ -624,7 +628,8 @@ class SnapshotNotifier:
         """The capability of a pod's attempt. None: none can be made, as no key is known, or the pod has no attempt."""
         now, key = self._clock(), (pod.workload_uid, pod.restart_attempt)
         text, until_at = self._capabilities.get(key, ("", 0.0))
-        if until_at - now < _CAPABILITY_LEFT_S and pod.restart_attempt >= 0:
+        is_known = any(text.startswith(f"v1.{each.id}.") for each in self._keys.keys)  # the Secret may be made anew
+        if (until_at - now < _CAPABILITY_LEFT_S or not is_known) and pod.restart_attempt >= 0:
             until_at = now + CAPABILITY_S
             capability = Capability(
                 namespace=pod.namespace,

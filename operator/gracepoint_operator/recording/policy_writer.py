@@ -114,7 +114,7 @@ def _facts(status: CheckpointPolicyStatus) -> object:
     """What is in a status apart from figures."""
     conditions = {
         item.type: (item.status, item.reason, item.observed_generation, item.message)
-        if item.type != policy_conditions.CONDITION_FITS_GRACE
+        if item.type not in (policy_conditions.CONDITION_FITS_GRACE, snapshot_placement.CONDITION_SNAPSHOTS_SAFE)
         else (item.status, item.reason, item.observed_generation)
         for item in status.conditions or ()
     }
@@ -309,8 +309,10 @@ class PolicyWriter:
         before = self._snapshots.get(workload.uid)
         self._snapshots[workload.uid] = entry
         if entry != before:
-            is_news = before is None or (before.reason, before.copies) != (entry.reason, entry.copies)
-            self._changed(workload.namespace, workload.policy, is_news)
+            if before is None or (before.reason, before.copies) != (entry.reason, entry.copies):
+                self.touch(workload.namespace, workload.policy)
+            else:  # an age, which no protection of pods waits for
+                self._moved.add((workload.namespace, workload.policy))
 
     async def write_own_entry(self, policy: Key, entry: PolicyReplica) -> None:
         """Writes this replica's entry into a policy's status now, and nothing else.

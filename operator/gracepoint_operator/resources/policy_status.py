@@ -270,7 +270,8 @@ class WorkloadSnapshots(OfWorkload):
     skipped: Count = 0
     """How many snapshots were due and not begun, since the JobSet's last start."""
     reason: Annotated[str, Field(min_length=1, max_length=32)] | None = None
-    """Why the snapshots are not safe, in one word: Late, FewerCopies or NoServers. Absent: they are."""
+    """Why the snapshots are not safe, in one word: SnapshotsLate, FewerSnapshotCopies or
+    NoSnapshotServers. Absent: they are."""
     message: Text | None = None
     """The same as a sentence. Absent: they are safe."""
     time: Time

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import resource
 import signal
 import sys
@@ -106,10 +107,14 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="", help="address to listen on (all)")
     parser.add_argument("--port", type=int, default=9470, help="(%(default)s)")
     parser.add_argument(
-        "--age-s", type=float, default=6 * 3600.0, metavar="S", help="after so long without a write, drop (%(default)s)"
+        "--age-s",
+        type=_seconds,
+        default=6 * 3600.0,
+        metavar="S",
+        help="after so long without a write, drop (%(default)s)",
     )
     parser.add_argument(
-        "--drain-s", type=float, default=10.0, metavar="S", help="as long as it has values (%(default)s)"
+        "--drain-s", type=_seconds, default=10.0, metavar="S", help="as long as it has values (%(default)s)"
     )
     parser.add_argument("--connections", type=_positive, default=1024, metavar="N", help="(%(default)s)")
     parser.add_argument("--connections-of-address", type=_positive, default=64, metavar="N", help="(%(default)s)")
@@ -119,8 +124,15 @@ def parser() -> argparse.ArgumentParser:
 def _positive(text: str) -> int:
     number = int(text)
     if number <= 0:
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text}")
     return number
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"expected seconds above 0, found {text}")
+    return seconds
 
 
 if __name__ == "__main__":

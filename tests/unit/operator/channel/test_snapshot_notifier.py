@@ -5,6 +5,7 @@ The servers are real ones, each with an address of its own on the loopback.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import time
@@ -392,3 +393,63 @@ async def test_a_gang_of_hundreds_is_told_in_portions_and_each_process_once(
             (placement,) = await placements(gang[index])
             assert next(iter(placement.write_to)) == f"node-{index % 2 + 1}"
         assert figure(replica, "snapshot_placements_total") == 600
+
+
+async def test_the_replica_without_connections_of_a_gang_knows_where_its_values_are_after_the_restart(
+    api: MemoryApi, clock: Clock, servers: Servers
+) -> None:
+    nodes = ("node-1", "node-2", "node-3", "node-4")
+    api.add(kinds.NODES, objects.node("node-4"))
+    async with operator(api, clock, servers, nodes) as one, operator(api, clock, servers, nodes, "two") as two:
+        subscriber = one.subscribe(0, takes_snapshots=True)
+        (placement,) = await placements(subscriber)
+        holdings = two.core.snapshot_holdings
+        assert holdings is not None
+        await until(lambda: len(holdings.holding(JOBSET_UID)) == 2, "the placement of the other replica's gang")
+        for node in ("node-1", "node-2"):
+            servers.put(placement, node, "7/0/0/done")
+        two.see(JOBSETS, objects.jobset(restarts=1))
+        for index, node in enumerate(("node-3", "node-4")):
+            two.drop(kinds.PODS, objects.pod(index))
+            two.see(kinds.PODS, objects.pod(index, on=node, attempt=1))
+        found = await placements(two.subscribe(1, "s-1", attempt=1, takes_snapshots=True))
+        assert set(found[-1].read_from) >= {"node-1", "node-2"}
+
+
+@pytest.mark.parametrize("younger_s", [0, 600])
+async def test_snapshots_that_stay_late_cost_no_writes(
+    api: MemoryApi, clock: Clock, servers: Servers, younger_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.add(kinds.POLICIES, objects.policy(**MEMORY, voluntaryDisruption={"checkpointYoungerThanSeconds": younger_s}))
+    async with operator(api, clock, servers) as replica:
+        await placements(replica.subscribe(0, takes_snapshots=True))
+        await replica.core.reports.take(replica.core.cache.objects.pods["uid-pod-0-0"], report(100))
+        clock.move(300)
+        await until(lambda: condition(api)[:2] == ("False", "SnapshotsLate"), "the condition")
+        written = 0
+        write = api.merge_status
+
+        async def counted(*values: Any, **options: Any) -> Any:
+            nonlocal written
+            written += 1
+            return await write(*values, **options)
+
+        monkeypatch.setattr(api, "merge_status", counted)
+        for _ in range(20):
+            clock.move(1)
+            await asyncio.sleep(0.05)
+        assert written <= 1
+
+
+async def test_a_capability_of_a_key_that_is_gone_is_not_given_out(
+    api: MemoryApi, clock: Clock, servers: Servers
+) -> None:
+    """The Secret was deleted, and is made anew with another key."""
+    async with operator(api, clock, servers) as replica:
+        subscriber = replica.subscribe(0, takes_snapshots=True)
+        await placements(subscriber)
+        new = CapabilityKey("2-b", bytes(range(1, 33)))
+        replica.core.capability_keys.keys = (new,)
+        clock.move(3600)
+        (later,) = await placements(subscriber, "a capability with the new key")
+        assert read_capability(later.capability, {new.id: new.key}).workload == JOBSET_UID
