@@ -9,6 +9,7 @@ that delete old steps (``steps.retention``), renew the lease (``steps.lease``) a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import time
@@ -46,12 +47,13 @@ from gracepoint.checkpoint.saving.schedule import (
     Throughput,
     Way,
 )
-from gracepoint.checkpoint.steps.lease import DirectoryAccess
+from gracepoint.checkpoint.steps.lease import SHARED_TIMEOUT_S, DirectoryAccess
 from gracepoint.checkpoint.steps.retention import DEFAULT_RETENTION, DamagedStep, Retention
+from gracepoint.checkpoint.steps.snapshot_steps import steps_of
 from gracepoint.checkpoint.storage.locations import UserPath, storage_path
 from gracepoint.checkpoint.storage.storage_path import ended_by
 from gracepoint.deadline import Deadline, NewestSnapshot, SnapshotState
-from gracepoint.errors import GracepointError, SaveFailed
+from gracepoint.errors import GracepointError, SaveFailed, StorageAway
 from gracepoint.process_group import ProcessGroup
 from gracepoint.threads import check_not_forked, is_forked
 
@@ -123,7 +125,7 @@ class StepCheckpointer:
             self.memory = MemorySnapshots(
                 memory,
                 gang,
-                attempt=attempt,
+                attempt=f"{attempt}-{steps_of(paths)}",
                 item=paths.item,
                 saves=settings,
                 clock=clock,
@@ -314,7 +316,8 @@ class StepCheckpointer:
                 for stage in ("written", "durable", "committed"):
                     on_stage(stage)
                 return Saved(step, self.executor.planner.plan(state)[1].plan.total_bytes)
-            self.access.claim_later(answer_s=min(_ANSWERS_S, deadline.remaining_s()))
+            left_s = deadline.remaining_s()
+            self.access.claim_later(answer_s=min(_ANSWERS_S, left_s), within_s=min(SHARED_TIMEOUT_S, left_s))
         total_bytes = self.executor.now(save, state, host_state, deadline=deadline, on_stage=on_stage)
         self._committed.add(step)
         self._learn(Way.STREAMED)
@@ -408,13 +411,21 @@ class StepCheckpointer:
         }
         in_memory = NONE_IN_MEMORY
         if self.memory is not None and step is None:
-            in_memory = find_in_memory(self.memory.servers, gang=gang, key=f"{key}/memory", deadline=deadline)
+            in_memory = find_in_memory(
+                self.memory.servers, steps_of(self._paths), gang=gang, key=f"{key}/memory", deadline=deadline
+            )
         with transforms.noting_deletions(like):
-            if self.access.is_put_off and (newest := in_memory.newer_than(None)) is not None:
+            newest = in_memory.newer_than(None)
+            if self.access.is_put_off and newest is not None:
+                with contextlib.suppress(StorageAway):  # it may be there by now, and have a newer step
+                    self.access.claim_later(answer_s=_ANSWERS_S)
+            if self.access.is_put_off and newest is not None:
                 restored = restore_from_memory(newest, like, gang=gang, key=key, deadline=deadline, **how_to_read)
                 in_memory = NONE_IN_MEMORY
-            if restored is None:
+            if restored is None and self.access.is_put_off:
                 self.access.claim_later()
+                deadline = Deadline.after(timeout_s, self._clock)  # the wait may have taken longer than the restore may
+            if restored is None:
                 restored = restore_newest(
                     self._paths,
                     like,

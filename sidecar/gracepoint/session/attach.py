@@ -21,22 +21,21 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gracepoint import machine, trace
 from gracepoint import trace as tracing
 from gracepoint.arguments import shown
-from gracepoint.errors import SettingsError, StorageAway, WireError
+from gracepoint.errors import SettingsError, WireError
 from gracepoint.multihost import global_state, join, meet
 from gracepoint.multihost.membership import PodNames
-from gracepoint.multihost.rendezvous import leaving_on_sigterm, not_joined
+from gracepoint.multihost.rendezvous import leaving_on_sigterm
 from gracepoint.preemption.stall_watch import AttachWatch
 from gracepoint.preemption.time_spent import ProcessStart
 from gracepoint.receivers import Receiver
 from gracepoint.session.compilation import ProgramWatch, keep_programs
-from gracepoint.session.session import Session, check_none_is_open
+from gracepoint.session.session import Session, check_none_is_open, not_joined_if_away
 from gracepoint.settings import VARIABLES, Settings
 from gracepoint.wire.names import DEFAULT_AUTO_S, SAVE_AUTO, Env
 
@@ -306,7 +305,7 @@ def _opened(
         with (
             watch.at("claim of the directory", may_last=meeting.gang.process_index != 0),
             leaving_on_sigterm(settings.not_joined_exit_code, leave=os._exit),
-            _not_joined_if_away(settings),
+            not_joined_if_away(settings),
         ):
             if servers is not None:  # training may begin without storage
                 is_there = checkpointer.access.claim_if_there(
@@ -327,7 +326,7 @@ def _opened(
                 is_there = True
         if_it_fails.callback(checkpointer.access.release)
         if is_there:
-            with watch.at("check of the directory"), _not_joined_if_away(settings):
+            with watch.at("check of the directory"), not_joined_if_away(settings):
                 checkpointer.access.check_shared()
         logger.info(
             "attached process=%d of=%d attempt=%s directory=%s",
@@ -404,17 +403,6 @@ def _place(servers: SnapshotServers, placement: SnapshotPlacement, authorities: 
 def _away_s(settings: Settings) -> float:
     """Returns how many seconds a start waits for storage that is away. Outside a pod somebody looks on: not at all."""
     return settings.join_timeout_s or (0.0 if settings.pod_name is None else math.inf)
-
-
-@contextlib.contextmanager
-def _not_joined_if_away(settings: Settings) -> Iterator[None]:
-    """Ends the processes of a job by the exit code for it if the storage is away: the program has not failed."""
-    try:
-        yield
-    except StorageAway as error:
-        if settings.pod_name is None:
-            raise
-        raise not_joined(str(error), settings.not_joined_exit_code) from error
 
 
 def _begin_trace(settings: Settings, age_s: float | None) -> None:

@@ -11,20 +11,22 @@ as long as all processes do so alike. A preemption is acted upon at the next syn
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import logging
 import math
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from gracepoint import machine, trace
 from gracepoint.arguments import check_state, shown, step_number
 from gracepoint.checkpoint.storage import undeleted
-from gracepoint.errors import AgreementError, GracepointError, Preempted, SettingsError
+from gracepoint.errors import AgreementError, GracepointError, Preempted, SettingsError, StorageAway
 from gracepoint.multihost import Meeting
+from gracepoint.multihost.rendezvous import not_joined
 from gracepoint.multihost.utilities import set_reached_preemption_hook
 from gracepoint.preemption.coordinator import ActiveNotice, Coordinator
 from gracepoint.preemption.time_spent import ProcessStart, TimeSpent
@@ -92,6 +94,17 @@ def _watch_the_end() -> None:
     getattr(threading, "_register_atexit", lambda function: None)(save)
 
 
+@contextlib.contextmanager
+def not_joined_if_away(settings: Settings) -> Iterator[None]:
+    """Ends the processes of a job by the exit code for it if the storage is away: the program has not failed."""
+    try:
+        yield
+    except StorageAway as error:
+        if settings.pod_name is None:
+            raise
+        raise not_joined(str(error), settings.not_joined_exit_code) from error
+
+
 class Session:
     """A training run's connection to Gracepoint; made by ``attach``.
 
@@ -114,6 +127,7 @@ class Session:
         place: Place | None = None,
     ) -> None:
         global _open
+        self._settings = settings
         self._programs = programs
         self._checkpointer = checkpointer
         self._values = HostStates()
@@ -280,7 +294,11 @@ class Session:
         request = start_state.asked(
             like, init, single_replica, donate=donate, restore_args=restore_args, options=options
         )
-        with self._coordinator.activities.at("restore", computes=True), request.noting_deletions():
+        with (
+            self._coordinator.activities.at("restore", computes=True),
+            request.noting_deletions(),
+            not_joined_if_away(self._settings),  # ``attach`` goes on without it where snapshots may be in memory
+        ):
             restored = self._checkpointer.restore(
                 request.like,
                 timeout_s=RESTORE_TIMEOUT_S,

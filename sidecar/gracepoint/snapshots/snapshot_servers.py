@@ -272,11 +272,16 @@ class SnapshotServers:
         name = PartName(step, placement.attempt, part, save)
         return PartCopies(self, name, placement.write, before, fingerprint)
 
-    def drop(self, *, before_step: int | None = None, folder: str = "") -> None:
-        """Drops all older steps, or a folder, where this process has written. An error is logged: others drop it."""
+    def drop(self, *, before_step: int | None = None, folder: str = "", everywhere: bool = False) -> None:
+        """Drops all older steps, or a folder, where this process has written, or in all servers of the placement.
+
+        An error is logged: others drop it.
+        """
         with self._lock:
-            written = list(self._written.values())
-        for server in written:
+            servers = dict(self._written)
+            if everywhere and self._placement is not None:
+                servers.update((server.address, server) for server in self._placement.servers)
+        for server in servers.values():
             try:
                 deadline = Deadline.after(_DROP_TIMEOUT_S, time.monotonic)
                 if before_step is None:
@@ -286,6 +291,25 @@ class SnapshotServers:
             except OSError as error:
                 logger.info("the snapshot server of node %s keeps what is not needed any more: %s", server.node, error)
                 self._forget(server)
+
+    def drop_left(self, step: int, start: str, of: str) -> None:
+        """Drops newer steps of other starts, where this process has written: this start began before them.
+
+        ``start`` is that of this gang's saves, and ``of`` the end of the starts whose steps are in its directory.
+        """
+        with self._lock:
+            written = list(self._written.values())
+        for server in written:
+            try:
+                deadline = Deadline.after(_DROP_TIMEOUT_S, time.monotonic)
+                for place in [value.place for value in _done_records(self.client(server), deadline)]:
+                    name = PartName(place.step, place.attempt, place.part, place.path.removeprefix(f"{_DONE}/"))
+                    other = name.save.rpartition(".")[0]
+                    if place.step > step and other != start and other.endswith(of):
+                        for folder in (name.done, name.folder):
+                            self.client(server).drop(folder, deadline)
+            except OSError as error:
+                logger.info("the snapshot server of node %s keeps what is not needed any more: %s", server.node, error)
 
     def find(self, timeout_s: float) -> list[FoundPart]:
         """Returns the parts that have a done-record in any server. Servers that do not answer in time are left out."""

@@ -348,17 +348,19 @@ _PLACED_S = 30.0
 _FOUND_S = 20.0
 
 
-def find_in_memory(servers: SnapshotServers, *, gang: ProcessGroup, key: str, deadline: Deadline) -> InMemorySteps:
+def find_in_memory(
+    servers: SnapshotServers, of: str, *, gang: ProcessGroup, key: str, deadline: Deadline
+) -> InMemorySteps:
     """Finds the steps in the memory of nodes. If that fails, there are none, and a log line says why. Collective.
 
-    Nothing is waited for but the operator: who was sending is dead.
+    Nothing is waited for but the operator: who was sending is dead. ``of`` is what ``steps_of`` says of the directory.
     """
     if not servers.wait(min(_PLACED_S, deadline.remaining_s())):
         logger.warning("restore: the operator has named no snapshot server within %.0f s", _PLACED_S)
 
     def look() -> str:
         try:
-            steps = complete_steps(servers, min(_FOUND_S, deadline.remaining_s()))
+            steps = complete_steps(servers, min(_FOUND_S, deadline.remaining_s()), of)
         except (GracepointError, OSError) as error:
             logger.warning("restore: what is in the memory of nodes is not known: %s", error)
             steps = []

@@ -312,6 +312,7 @@ class MemorySnapshots:
                 sent = self._own.part_of(part)
             finally:
                 self._own.end(part)
+            is_first = self.newest is None
             newest = SafeSnapshot(
                 step, self._copies, taken_s, self._clock(), save.mine_bytes, sent.nodes, sent.sent_bytes
             )
@@ -326,7 +327,10 @@ class MemorySnapshots:
                 sent_s,
             )
             self._retire(save.temporary.ordinal, number_asked)
-            self.servers.drop(before_step=step)
+            # What earlier starts have left in other servers goes once.
+            self.servers.drop(before_step=step, everywhere=is_first and self._gang.process_index == 0)
+            if is_first:
+                self.servers.drop_left(step, self._attempt, self._attempt[self._attempt.rindex("-") :])
 
         self._thread.start(f"snapshot of step {step}", run)
 

@@ -327,7 +327,8 @@ class DirectoryAccess:
         self._attempt = attempt
         self._clock = clock
         self._lease: Lease | None = None
-        self._later: Callable[[float | None], None] | None = None  # takes the lease that was put off
+        self._later: Callable[[float | None, float], None] | None = None  # takes the lease that was put off
+        self._limit: _Answering | None = None
         self._shared_checks = 0  # a key is good for one barrier, and a check that failed may be made again
         self._claims = 0
 
@@ -412,7 +413,7 @@ class DirectoryAccess:
                 try:
                     with self._naming_the_folder():
                         while not self._taken(job, start, patience):
-                            time.sleep(_ACCESS_LOOK_EVERY_S)
+                            self._sleep(_ACCESS_LOOK_EVERY_S)
                 except StorageAway as error:
                     waited_s, pause_s = self._clock() - began_s, pauses.next_s()
                     if waited_s + pause_s > away_s:
@@ -444,13 +445,13 @@ class DirectoryAccess:
             CheckpointError, BarrierError: As ``claim``.
         """
 
-        def later(answer_s: float | None) -> None:
-            limit = None if answer_s is None else _answering(Deadline.after(answer_s, self._clock))
-            with ended_by(limit):
-                self.claim(job, timeout_s=timeout_s, start=start, away_s=away_s if answer_s is None else 0.0)
+        def later(answer_s: float | None, within_s: float) -> None:
+            with self._answering(answer_s):
+                away_s_now = away_s if answer_s is None else 0.0
+                self.claim(job, timeout_s=min(timeout_s, within_s), start=start, away_s=away_s_now)
 
         try:
-            later(answer_s)
+            later(answer_s, timeout_s)
         except StorageAway as error:
             logger.warning("the storage is away, and its lease is taken later: %s", error)
             self._later = later
@@ -461,22 +462,41 @@ class DirectoryAccess:
         """Whether the lease is not taken yet, as the storage was away. The same in all processes."""
         return self._later is not None
 
-    def claim_later(self, *, answer_s: float | None = None) -> None:
+    def claim_later(self, *, answer_s: float | None = None, within_s: float = SHARED_TIMEOUT_S) -> None:
         """Takes the lease that was put off, if one was, and checks that all processes share the directory. Collective.
 
         To be called before anything is written to the directory, or read from it.
 
         Args:
             answer_s: Seconds that the storage has for its answer. None: it is waited for while it is away.
+            within_s: Seconds for the whole call, but for that wait.
 
         Raises:
             CheckpointError, BarrierError, StorageAway: As ``claim`` and ``check_shared``.
         """
         if (later := self._later) is None:
             return
-        later(answer_s)
-        self.check_shared()
+        deadline = Deadline.after(within_s, self._clock)
+        later(answer_s, within_s)
+        with self._answering(answer_s):
+            self.check_shared(timeout_s=SHARED_TIMEOUT_S if answer_s is None else deadline.remaining_s())
         self._later = None
+
+    @contextlib.contextmanager
+    def _answering(self, answer_s: float | None) -> Iterator[None]:
+        """Ends requests that take longer than ``answer_s`` as if the storage were away. None: there is no limit."""
+        self._limit = None if answer_s is None else _Answering(answer_s, self._clock)
+        try:
+            with ended_by(self._limit):
+                yield
+        finally:
+            self._limit = None
+
+    def _sleep(self, pause_s: float) -> None:
+        """Waits for another job, or for room. Until then the storage has answered."""
+        time.sleep(pause_s)
+        if self._limit is not None:
+            self._limit.begin()
 
     def _taken(self, job: str, start: str | None, patience: Deadline) -> bool:
         """Takes the lease. Returns False if the storage is full, and may have room soon.
@@ -484,14 +504,16 @@ class DirectoryAccess:
         What saves left unfinished goes only once no other job uses the directory.
         """
         paths = self._paths
+        if self.holds_lease:  # a claim that was made later failed after this
+            return True
         try:
             paths.root.make_folder_durably()
             paths.root.check_usable()
-            self._lease = claim(paths, job, self._attempt, deadline=patience, sleep=time.sleep, start=start)
+            self._lease = claim(paths, job, self._attempt, deadline=patience, sleep=self._sleep, start=start)
         except OSError as error:
             if not checks.is_full(error):
                 raise
-            wait_until_free(paths, job, self._attempt, deadline=patience, sleep=time.sleep, start=start)
+            wait_until_free(paths, job, self._attempt, deadline=patience, sleep=self._sleep, start=start)
             freed = retention.make_room(paths, self._attempt)
             if not freed and (patience.passed() or not paths.temporaries()):
                 raise
@@ -528,14 +550,21 @@ class DirectoryAccess:
             raise CheckpointError(f"process 0 cannot write to {self._paths.root}: {problem}") from error
 
 
-def _answering(deadline: Deadline) -> Callable[[], None]:
-    """Returns what ends requests at a deadline as if the storage were away."""
+class _Answering:
+    """Ends requests after some seconds as if the storage were away."""
 
-    def check() -> None:
-        if deadline.passed():
-            raise TimeoutError(errno.ETIMEDOUT, f"no answer within {deadline.timeout_s:g} s")
+    def __init__(self, answer_s: float, clock: Callable[[], float]) -> None:
+        self._answer_s = answer_s
+        self._clock = clock
+        self.begin()
 
-    return check
+    def begin(self) -> None:
+        """Begins the seconds anew."""
+        self._deadline = Deadline.after(self._answer_s, self._clock)
+
+    def __call__(self) -> None:
+        if self._deadline.passed():
+            raise TimeoutError(errno.ETIMEDOUT, f"no answer within {self._answer_s:g} s")
 
 
 def check_nothing_newer(paths: Layout, gang: ProcessGroup, *, key: str, step: int, deadline: Deadline) -> None:

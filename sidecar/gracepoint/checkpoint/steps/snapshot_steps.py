@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import logging
 import zlib
@@ -36,6 +37,11 @@ _READ_AT_ONCE = 32
 def save_of(temporary: Temporary) -> str:
     """Returns what tells a save from all others, as servers see it."""
     return f"{temporary.attempt}.{temporary.ordinal}"
+
+
+def steps_of(paths: Layout) -> str:
+    """Returns what the attempts end with whose snapshots are of a directory: a job may have several directories."""
+    return hashlib.sha256(str(paths.root).encode()).hexdigest()[:16]
 
 
 def key_of(temporary: Temporary) -> str:
@@ -138,6 +144,11 @@ class CompleteStep:
         copies = min(map(len, self.parts))
         return f"step {self.step} of {len(self.parts)} processes, in {copies} copies, {self.age_s:.0f} s old"
 
+    def is_left_by(self, other: CompleteStep) -> bool:
+        """Returns whether a later start wrote ``other``, and so began before this step."""
+        is_of_another_start = self.save.rpartition(".")[0] != other.save.rpartition(".")[0]
+        return is_of_another_start and other.step < self.step and other.age_s < self.age_s
+
     def read_manifest(self) -> Manifest:
         """Returns the manifest."""
         return Manifest.from_bytes(self.manifest, f"the snapshot of step {self.step}")
@@ -170,19 +181,22 @@ class CompleteStep:
         )
 
 
-def complete_steps(servers: SnapshotServers, timeout_s: float) -> list[CompleteStep]:
+def complete_steps(servers: SnapshotServers, timeout_s: float, of: str = "") -> list[CompleteStep]:
     """Returns the steps that are safe in memory, newest first. Of several saves of a step, the one of the last attempt.
 
-    Steps without all done-records are not among them, nor those whose done-records do not fit together. The log says
-    which, and why.
+    A step that a later start has left, as it could not be restored then, is not among them. Steps without all
+    done-records are not among them, nor those whose done-records do not fit together. The log says which, and why.
 
     Args:
         servers: The servers.
         timeout_s: Seconds for servers to answer.
+        of: Only of this directory (``steps_of``). Empty: of all.
     """
     saves: dict[tuple[int, int, str], dict[int, FoundPart]] = {}
     for found in servers.find(timeout_s):
         name = found.name
+        if of and not name.save.rpartition(".")[0].endswith(f"-{of}"):
+            continue
         saves.setdefault((name.step, name.attempt, name.save), {})[name.part] = found
 
     def order(save: tuple[int, int, str]) -> tuple[int, int, float]:
@@ -198,7 +212,8 @@ def complete_steps(servers: SnapshotServers, timeout_s: float) -> list[CompleteS
             logger.warning("the snapshot of step %d (%s) is not complete: %s", save[0], save[2], error)
         if len(complete) == _MOST_STEPS:
             break
-    return list(complete.values())
+    steps = list(complete.values())
+    return [step for step in steps if not any(map(step.is_left_by, steps))]
 
 
 def _complete(servers: SnapshotServers, parts: Mapping[int, FoundPart]) -> CompleteStep:

@@ -5,6 +5,7 @@ The snapshot servers are real ones.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import threading
 import time
@@ -546,3 +547,83 @@ def test_part_that_no_server_takes_at_once_is_said_to_be_lost(nodes: Nodes) -> N
         served.server.close()
     with pytest.raises(SaveFailed, match="step 5 was not sent to any snapshot server: .*no snapshot server takes"):
         taken(first).send_now(5, small_state(5), {}, deadline=Deadline.after(60, time.monotonic))
+
+
+def test_snapshots_of_another_directory_of_the_job_are_not_restored(nodes: Nodes, tmp_path: Path) -> None:
+    snapshot(nodes.training(), 1000)
+    nodes.storage = tmp_path / "another-directory"
+    assert nodes.training(attempt=2).restore(small_state(), timeout_s=60) is None
+
+
+def test_storage_that_did_not_answer_at_first_is_asked_again_before_an_older_snapshot_is_restored(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = nodes.training()
+    snapshot(first, 5)
+    first.save_in_background(9, small_state(9), {"rng": 9})
+    first.wait_until_finished()
+    back = storage_is_away(nodes.storage, monkeypatch)
+    then = nodes.training(attempt=2)
+    assert not then.access.claim_if_there("job-a", timeout_s=60, away_s=60, answer_s=5)
+    back.set()
+    found = then.restore(small_state(), timeout_s=60)
+    then.close(60)
+    assert found is not None
+    assert found.step == 9
+
+
+def test_a_restore_has_its_time_after_storage_was_away_for_longer(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(gang: ProcessGroup) -> None:
+        first = nodes.training(gang)
+        first.save_in_background(9, small_state(9), {"rng": 9})
+        first.wait_until_finished()
+
+    in_gang(2, run)
+    back = storage_is_away(nodes.storage, monkeypatch)
+
+    def again(gang: ProcessGroup) -> int:
+        then = nodes.training(gang, attempt=2)
+        assert not then.access.claim_if_there("job-a", timeout_s=60, away_s=60, answer_s=5)
+        if gang.process_index == 0:
+            threading.Timer(5, back.set).start()
+        found = then.restore(small_state(), timeout_s=4)
+        assert found is not None
+        return found.step
+
+    assert in_gang(2, again) == [9, 9]
+
+
+def test_a_step_that_a_later_start_went_back_from_is_not_restored_again(nodes: Nodes) -> None:
+    first = nodes.training()
+    first.save_in_background(4, small_state(4), {"rng": 4})
+    first.wait_until_finished()
+    snapshot(first, 50, small_state(50))
+    no_server = dataclasses.replace(nodes.placement(2), write=(), read=())
+    second = nodes.training(attempt=2, placement=no_server)
+    found = second.restore(small_state(), timeout_s=60)
+    assert found is not None
+    assert found.step == 4
+    taken(second).servers.place(nodes.placement(2))
+    for step in (5, 6):
+        snapshot(second, step, small_state(-step))
+    second.save_in_background(7, small_state(-7), {"rng": -7})
+    second.wait_until_finished()
+    found = nodes.training(attempt=3).restore(small_state(), timeout_s=60)
+    assert found is not None
+    assert found.step == 7
+
+
+def test_nothing_is_left_in_the_servers_of_nodes_that_a_restart_has_left(tmp_path: Path) -> None:
+    with serving(tmp_path) as serve:
+        nodes = Nodes(tmp_path, serve)
+        snapshot(nodes.training(), 5)
+        before = nodes.servers
+        nodes.servers = [serve(), serve()]
+        then = nodes.training(attempt=2, placement=placed(nodes.servers, before, text=shown(attempt=2)))
+        assert then.restore(small_state(), timeout_s=60) is not None
+        for step in (6, 7):
+            snapshot(then, step)
+        then.close(60)
+        assert not any(served.used_bytes() for served in before)
