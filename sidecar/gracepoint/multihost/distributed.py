@@ -340,6 +340,12 @@ def watch_lost(goes_on: Callable[[], bool] | None) -> None:
         _gathering.watch(goes_on)
 
 
+def need_nobody() -> None:
+    """Says that this process has finished its training: if it still ends by the end of process 0, it is JAX's abort."""
+    if _gathering is not None:
+        _gathering.needs_process_0 = lambda: False
+
+
 def lost_process(within_s: float) -> str:
     """Returns, as the beginning of a sentence, which other process of the cluster has died. Empty: none is known to.
 
@@ -492,14 +498,21 @@ def join_cluster(
         )
     if address != place.coordinator_address:
         jax_state().coordinator_address = place.coordinator_address  # what others read is the address for all
-    _remember(gathering)
+    _remember(gathering, hosts_service=meet_as is None)
     return gathering
 
 
-def _remember(gathering: Gathering) -> None:
-    """Watches who dies as long as this process is in the cluster."""
+def _remember(gathering: Gathering, *, hosts_service: bool) -> None:
+    """Watches who dies as long as this process is in the cluster.
+
+    Args:
+        gathering: The processes.
+        hosts_service: Whether JAX's service is at the place of the meeting. On TPU it has another port.
+    """
     global _gathering
-    _gathering = gathering
+    _gathering, client = gathering, jax_state().client
+    # Whoever has called jax.distributed.shutdown() needs nobody.
+    gathering.needs_process_0 = lambda: hosts_service and client is not None and jax_state().client is client
     forget_in_child(gathering, Gathering.forget)
     atexit.register(_leave_unless_failed)
 

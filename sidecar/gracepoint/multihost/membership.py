@@ -29,7 +29,15 @@ from gracepoint.errors import AgreementError, GracepointError, SettingsError
 from gracepoint.jax_isolation import FALLBACK, cpu_by_fallback
 from gracepoint.multihost.barriers import StoreProcessGroup
 from gracepoint.multihost.distributed import DEACTIVATE, ENV_TPU, JobAttempt, Place, global_state, join_cluster
-from gracepoint.multihost.rendezvous import Comparison, Introduction, compare, difference, not_joined, outdated
+from gracepoint.multihost.rendezvous import (
+    HEARTBEAT_S,
+    Comparison,
+    Introduction,
+    compare,
+    difference,
+    not_joined,
+    outdated,
+)
 from gracepoint.multihost.store import InMemoryStore, JaxStore, KeyValueStore
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from gracepoint.settings import Settings
@@ -273,16 +281,20 @@ def join(
                 f"job of one process, set {Env.PROCESS_COUNT}=1. Training as that many separate jobs is refused"
             )
         return False
-    start, wait_s = JobAttempt.of(settings), settings.join_timeout_s or None
+    start = JobAttempt.of(settings)
+    how: dict[str, Any] = {"wait_s": settings.join_timeout_s or None, "waiting": waiting}
     if ENV_TPU in environ:
         logger.info("leaving the cluster's detection to jax reason=%s is set", ENV_TPU)
         known = Place()
         with contextlib.suppress(SettingsError):  # the pod was not injected: JAX alone knows the place
             known = Place(settings.coordinator_address, settings.process_count, settings.process_id)
-        joined = join_cluster(Place(), start, wait_s=wait_s, meet_as=known, waiting=waiting)
+        if known.is_known:
+            how["heartbeat_timeout_seconds"] = HEARTBEAT_S
+        joined = join_cluster(Place(), start, meet_as=known, **how)
     else:
         place = Place(settings.coordinator_address, settings.process_count, settings.process_id)
-        joined = join_cluster(place, start, wait_s=wait_s, waiting=waiting, cluster_detection_method=DEACTIVATE)
+        how["heartbeat_timeout_seconds"] = HEARTBEAT_S
+        joined = join_cluster(place, start, cluster_detection_method=DEACTIVATE, **how)
     if until is None:
         joined.attached()
     else:

@@ -68,12 +68,22 @@ _NAME_CHARACTERS = 300
 #: Seconds without any sign of life after which the kernel gives a connection up: about half a minute.
 #: The last one is in milliseconds, and for what was sent and is not acknowledged: the kernel asks nothing then.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
+#: The same once all have attached: as long as JAX's default heartbeat timeout, as training goes on after a shorter
+#: outage of the network or pause of a machine. JAX itself waits longer then (``HEARTBEAT_S``).
+_KEEPALIVE_LATER = {"TCP_KEEPCNT": 16, "TCP_USER_TIMEOUT": 90_000}
+#: The heartbeat timeout of JAX for gangs that meet here, in seconds. A process that JAX has lost is noticed after half
+#: of it at the earliest: by then those that remain have left by their own exit code.
+HEARTBEAT_S = 300
 #: With these bytes JAX's own client begins (RFC 9113).
 _HTTP2_PREFACE = b"PRI * HTTP/2.0"
 _JOIN_S = 1.0
-#: Seconds without a sync point after a process was lost, until the others leave. JAX ends them after half of its
-#: heartbeat timeout at the earliest, counted from the death, and a silent death is noticed after half a minute.
+#: Seconds without a sync point after a process was lost, until the others leave. JAX ends them after half of
+#: ``HEARTBEAT_S`` at the earliest, counted from the death, and a silent death is noticed after 90 s.
 _STANDS_S = 10.0
+#: Seconds after the loss of a connection in which training has gone on, so that the process at its end must live.
+_GOES_ON_S = 30.0
+#: Seconds after which a quiet connection carries a message: proxies of a service mesh close those that carry none.
+_ALIVE_S = 60.0
 #: Seconds for a look whether process 0 has ended: then its port refuses at once.
 _LOOK_S = 0.5
 #: Seconds that process 0, which hosts JAX's service, gives the others to leave before it.
@@ -178,13 +188,11 @@ class Line:
 
     def __init__(self, sock: socket.socket, now_s: float) -> None:
         sock.setblocking(False)
+        self.sock = sock
         with contextlib.suppress(OSError):  # no TCP
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, value in _KEEPALIVE.items():
-                if hasattr(socket, name):  # macOS has other names for some
-                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        self.sock = sock
+        self.set_options(_KEEPALIVE)
         self.at: Any = None  # the address of the other end
         with contextlib.suppress(OSError):
             self.at = sock.getpeername()
@@ -193,6 +201,13 @@ class Line:
         self.joined = False
         self.left = self.closed = False
         self.unread = bytearray()
+
+    def set_options(self, options: Mapping[str, int]) -> None:
+        """Sets options of TCP, those that the system knows: macOS has other names for some."""
+        with contextlib.suppress(OSError):  # no TCP
+            for name, value in options.items():
+                if hasattr(socket, name):
+                    self.sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def send(self, **message: Any) -> None:
         """Sends a message. A connection that has broken shows when it is read."""
@@ -248,8 +263,10 @@ class Gathering:
         self._awaits = "JAX had joined all processes"
         self._attached = False
         self._goes_on: Callable[[], bool] | None = None
-        self._stands_since_s = 0.0
+        self._lost_at_s = self._stands_since_s = 0.0
         self._says_so = False
+        #: Whether JAX aborts this process if process 0 of the meeting ends.
+        self.needs_process_0: Callable[[], bool] = lambda: True
 
     @contextlib.contextmanager
     def joining(self, within_s: float) -> Iterator[None]:
@@ -284,6 +301,7 @@ class Gathering:
         Args:
             goes_on: Returns whether training has gone on since the last call, or ends as it should. Any thread calls.
         """
+        self._stands_since_s = time.monotonic()
         self._goes_on = goes_on
 
     def lost(self, within_s: float = 0.0) -> str:
@@ -314,6 +332,8 @@ class Gathering:
 
     def _close(self) -> None:
         if self._wake is not None and self._thread is not None:
+            with contextlib.suppress(OSError):  # a forked child has a copy, so that closing alone would not be seen
+                self._wake.shutdown(socket.SHUT_RDWR)
             self._wake.close()
             self._thread.join(_JOIN_S)
 
@@ -327,13 +347,16 @@ class Gathering:
                     if self._stands():
                         self._end_all(f"{self._lost}, and training does not go on")
                         return
-                    wait_s = min(left_s, 1.0 if self._lost else math.inf)
-                    ready = [key for key, _ in selector.select(None if wait_s == math.inf else wait_s)]
+                    ready = [key for key, _ in selector.select(min(left_s, 1.0 if self._lost else _ALIVE_S))]
+                    if not ready and not self._lost:
+                        self._tell(alive=True)
                     if any(key.data is None for key in ready):
                         if not (said := woken.recv(_LINE_BYTES)):
                             return
                         if b"attached" in said:
                             self._tell(joined=True)
+                            for line in self._lines:
+                                line.set_options(_KEEPALIVE_LATER)
                         if b"leaving" in said:
                             self._tell(leaves=True)
                             self._told.set()
@@ -369,7 +392,7 @@ class Gathering:
         if not (self._attached or line.joined):
             return f"{line.who} died before {self._awaits}"
         self._note(f"{line.who} has died")
-        return self._lost if _has_ended(line) else None
+        return self._lost if self.needs_process_0() and _has_ended(line) else None
 
     def _stands(self) -> bool:
         """Whether training has not gone on for a while since another process was lost."""
@@ -377,12 +400,18 @@ class Gathering:
             return False
         if goes_on():
             self._stands_since_s = time.monotonic()
+            if self._stands_since_s - self._lost_at_s > _GOES_ON_S:
+                logger.warning("training goes on, so only a connection was lost, though %s", self._lost)
+                self._lost = ""
+                self._has_lost.clear()
+                return False
         return time.monotonic() - self._stands_since_s >= _STANDS_S
 
     def _note(self, reason: str) -> None:
         """Notes who died, and in process 0 tells the others."""
         if not self._lost:
-            self._lost, self._stands_since_s = reason, time.monotonic()
+            self._lost_at_s = self._stands_since_s = time.monotonic()
+            self._lost = reason
             self._has_lost.set()
             self._tell(lost=reason)
 

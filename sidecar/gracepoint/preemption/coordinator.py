@@ -19,7 +19,7 @@ from gracepoint import deadline
 from gracepoint.errors import AgreementError, Preempted
 from gracepoint.multihost import Agreement, Meeting, raise_jax_notice
 from gracepoint.multihost.agreement import Handed
-from gracepoint.multihost.distributed import lost_process, watch_lost
+from gracepoint.multihost.distributed import lost_process, need_nobody, watch_lost
 from gracepoint.multihost.membership import PodNames
 from gracepoint.multihost.stalls import StallBoard
 from gracepoint.preemption.emergency_save import EmergencySave
@@ -371,6 +371,8 @@ class Coordinator:
             breaks off while others may hold up JAX's shutdown.
         """
         watch_lost(None)
+        if well:  # by the other code its pod alone would be made anew, and wait for processes that have succeeded
+            need_nobody()
         if self._stall_watch is not None:
             self._stall_watch.stop()
         self._agreement.close()

@@ -10,8 +10,11 @@ import functools
 import itertools
 import json
 import logging
+import os
+import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -473,6 +476,77 @@ def test_if_training_does_not_go_on_without_the_dead_process_all_leave(
         for _, end, _ in processes:
             assert end.ended.wait(WITHIN_S)
             assert end.codes == [79]
+
+
+def test_a_connection_that_was_lost_is_forgotten_once_training_has_gone_on(
+    come: Come, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "_GOES_ON_S", 0.1)
+    monkeypatch.setattr(rendezvous, "_STANDS_S", 0.5)
+    goes_on = threading.Event()
+    goes_on.set()
+    with attached(come, 2) as processes:
+        (host, end, _), (_, _, lines) = processes
+        host.watch(goes_on.is_set)
+        die(lines)
+        assert host.lost(WITHIN_S)
+        until(lambda: not host.lost(), "it to be forgotten")
+        goes_on.clear()  # an evaluation, a save, a compilation
+        assert not end.ended.wait(2.0)
+
+
+def test_who_begins_to_watch_after_a_loss_has_time_for_the_first_step(
+    come: Come, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "_STANDS_S", 3.0)
+    with attached(come, 2) as processes:
+        (host, end, _), (_, _, lines) = processes
+        die(lines)
+        assert host.lost(WITHIN_S)
+        assert not end.ended.wait(3.5)
+        host.watch(lambda: False)
+        assert not end.ended.wait(2.0)
+
+
+def test_a_quiet_connection_carries_a_message(come: Come, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_ALIVE_S", 0.05)
+    heard = threading.Event()
+    receive = Line.receive
+
+    def spy(line: Line) -> list[dict[str, Any]] | None:
+        messages = receive(line)
+        if any("alive" in message for message in messages or ()):
+            heard.set()
+        return messages
+
+    monkeypatch.setattr(Line, "receive", spy)
+    with attached(come, 2):
+        assert heard.wait(WITHIN_S)
+
+
+def test_who_needs_process_0_no_more_lives_on_when_it_ends(come: Come) -> None:
+    with attached(come, 2) as processes:
+        (_, _, lines), (guest, end, _) = processes
+        guest.needs_process_0 = lambda: False  # jax.distributed.shutdown(), or JAX's service is elsewhere
+        die(lines)
+        assert guest.lost(WITHIN_S)
+        assert not end.ended.wait(1.0)
+
+
+def test_a_forked_child_does_not_keep_the_watch_alive(come: Come) -> None:
+    with attached(come, 2) as processes:
+        (_, _, lines), (guest, end, _) = processes
+        child = os.fork()
+        if child == 0:
+            time.sleep(WITHIN_S)
+            os._exit(0)
+        try:
+            guest.end()
+            die(lines)
+            assert not end.ended.wait(1.0)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("who", [0, 2])
