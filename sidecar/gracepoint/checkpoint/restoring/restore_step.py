@@ -239,6 +239,20 @@ class InMemorySteps:
 NONE_IN_MEMORY = InMemorySteps(None, Listing((), (), ()))
 
 
+def _by_age(listing: Listing, in_memory: InMemorySteps) -> tuple[Listing | None, InMemorySteps | None, Listing]:
+    """Returns what is read in turn: stored steps, steps in memory that are newer than all others, and these others.
+
+    A step that is stored is not read from memory, unless what is stored is damaged.
+    """
+    if not in_memory.listing.steps:
+        return None, None, listing
+    limit = max(in_memory.listing.steps)
+    newest = tuple(step for step in listing.steps if step >= limit)
+    older = dataclasses.replace(listing, steps=tuple(step for step in listing.steps if step < limit))
+    others = in_memory.newer_than(max(older.steps, default=None))
+    return (dataclasses.replace(listing, steps=newest) if newest else None), others, older
+
+
 def restore_newest(
     paths: Layout,
     like: Any,
@@ -302,39 +316,32 @@ def restore_newest(
     for remark in listing.remarks:
         logger.info("restore: %s", remark)
     if only is not None:
-        listing = _without_others(listing, only, paths)
-    elif newer := in_memory.newer_than(max(listing.steps, default=None)):
+        listing, in_memory = _without_others(listing, only, paths), NONE_IN_MEMORY
+    restored, damage = None, None
+    newest, snapshots, older = _by_age(listing, in_memory)
+    how: dict[str, Any] = {
+        "gang": gang,
+        "deadline": deadline,
+        "restore_args": restore_args,
+        "options": options,
+        "reshard": reshard,
+        "required": required,
+        "same_devices": same_devices,
+    }
+    if snapshots is not None:
         if isinstance(like, transforms.FormByCall):
             like = like.form()
-        restored = restore_from_memory(
-            newer,
-            like,
-            gang=gang,
-            key=key,
-            deadline=deadline,
-            restore_args=restore_args,
-            options=options,
-            reshard=reshard,
-            required=required,
-            same_devices=same_devices,
-        )
+        if newest is not None:
+            try:
+                restored = restore_listed(paths, newest, like, key=f"{key}/newest", items=items, **how)
+            except CheckpointCorrupt as error:
+                damage = error
+        restored = restored or restore_from_memory(snapshots, like, key=key, **how)
         if restored is not None:
             return restored
-    restored = restore_listed(
-        paths,
-        listing,
-        like,
-        gang=gang,
-        key=key,
-        deadline=deadline,
-        restore_args=restore_args,
-        options=options,
-        reshard=reshard,
-        required=required,
-        only=only,
-        items=items,
-        same_devices=same_devices,
-    )
+        if damage is not None and not older.steps:
+            raise damage
+    restored = restore_listed(paths, older, like, key=key, only=only, items=items, **how)
     if restored is None:
         if others := [each for each in listing.look_alikes if not _is_at(base, each.path)]:
             raise foreign.refusal(paths.root, others)

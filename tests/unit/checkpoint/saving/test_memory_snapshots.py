@@ -627,3 +627,17 @@ def test_nothing_is_left_in_the_servers_of_nodes_that_a_restart_has_left(tmp_pat
             snapshot(then, step)
         then.close(60)
         assert not any(served.used_bytes() for served in before)
+
+
+def test_a_stored_step_that_is_damaged_is_read_from_memory(nodes: Nodes) -> None:
+    first = nodes.training()
+    for step in (4, 9):
+        first.save_in_background(step, small_state(step), {"rng": step})
+        first.wait_until_finished()
+    snapshot(first, 9, small_state(9))
+    for path in (nodes.storage / "9").rglob("w/0*"):
+        path.write_bytes(b"x" * path.stat().st_size)
+    _, found = nodes.again()
+    assert found.step == 9
+    assert found.from_memory
+    assert_same(found.state, small_state(9))
