@@ -524,6 +524,17 @@ def test_with_cert_manager_the_next_authority_is_known_before_it_signs(render: R
     assert certificates[ca]["duration"] == "87600h", "cert-manager issues anew at once what has another duration"
 
 
+def test_with_an_issuer_the_authority_of_the_snapshot_servers_is_trusted_before_the_operators_is_renewed(
+    render: Render,
+) -> None:
+    issuer = ("tls.mode=certManager", "tls.issuerRef.name=mine")
+    snapshots = ("snapshots.enabled=true", "snapshots.capacity=64Gi", "snapshots.nodeSelector.pool=tpu")
+    _, following = sources(render(*issuer, *snapshots))
+    assert (following["name"], following["optional"]) == ("gp-gracepoint-snapshots-tls", True)
+    assert following["items"] == [{"key": "ca.crt", "path": "next-ca.crt"}]
+    assert len(sources(render(*issuer))) == 1
+
+
 AUTHORITY = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
 
 

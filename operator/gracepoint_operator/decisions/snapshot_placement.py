@@ -82,12 +82,14 @@ def place(
         if peer in available and domain_of(node) != domain_of(peer):
             chosen[node] += (inside.take(peer),)
     has_domains = len(set(map(domain_of, gang))) > 1
+    # Without one, each look for a server of another domain would go around the ring in vain.
+    has_outer_domains = bool(set(map(domain_of, usable.nodes)) - set(map(domain_of, gang[:1])))
     for node in gang:
         while len(chosen[node]) < copies:
             has = chosen[node]
             server = (
                 (inside.next_after(node, has, other_domain=True) if has_domains else None)
-                or outside.next_after(node, has, other_domain=True)
+                or (outside.next_after(node, has, other_domain=True) if has_outer_domains else None)
                 or (inside.take_spare(peers[node], has) if peers.get(node) in available else None)
                 or inside.next_after(node, has, other_domain=False)
                 or outside.next_after(node, has, other_domain=False)

@@ -256,8 +256,9 @@ class Confidence(StrEnum):
 class Phase(StrEnum):
     """How far a preemption is. It moves forward only, in this order; the last five are ends.
 
-    The operator sets NOTICED and EXPIRED; the primary process reports all others. One end may follow another: a report
-    of COMMITTED or PROMOTED may still arrive after EXPIRED.
+    The operator sets NOTICED, RETRACTED and EXPIRED, and COMMITTED if the next start restores what was to be saved; the
+    primary process reports all others. One end may follow another: COMMITTED or PROMOTED may still come after RETRACTED
+    or EXPIRED.
     """
 
     NOTICED = "Noticed"  # the operator has seen the signal and is telling the subscribers
