@@ -55,6 +55,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two lines of the log that say who is missing.
 SAY_EVERY_S = 30.0
+#: Seconds after which a process 0 that says nothing is asked anew.
+SILENT_S = 90.0
 #: Seconds within which whoever connects has to introduce itself.
 _INTRODUCTION_S = 10.0
 #: Seconds that an attempt to connect takes at most.
@@ -847,7 +849,7 @@ class Guest:
                 elif line.who is None and time.monotonic() - silent_since_s > _INTRODUCTION_S:
                     self._known = "something answers there that says nothing"
                     return False
-                elif time.monotonic() - silent_since_s > 3 * SAY_EVERY_S:
+                elif time.monotonic() - silent_since_s > SILENT_S:
                     self._known = "it has fallen silent"
                     return False
                 self._waiting.look(self._missing)

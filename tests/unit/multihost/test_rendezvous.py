@@ -10,11 +10,8 @@ import functools
 import itertools
 import json
 import logging
-import os
-import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +21,7 @@ from gracepoint.errors import AgreementError, NotJoined, SettingsError
 from gracepoint.multihost import rendezvous
 from gracepoint.multihost.rendezvous import Comparison, Gathering, Guest, Host, Introduction, Line, Lookup, compare
 from gracepoint.wire.names import DEFAULT_NOT_JOINED_EXIT_CODE as NOT_JOINED
+from tests.forked import forked
 from tests.ports import held_ports
 from tests.waiting import until
 
@@ -536,17 +534,13 @@ def test_who_needs_process_0_no_more_lives_on_when_it_ends(come: Come) -> None:
 def test_a_forked_child_does_not_keep_the_watch_alive(come: Come) -> None:
     with attached(come, 2) as processes:
         (_, _, lines), (guest, end, _) = processes
-        child = os.fork()
-        if child == 0:
-            time.sleep(WITHIN_S)
-            os._exit(0)
-        try:
+
+        def ends_while_the_child_lives() -> None:
             guest.end()
             die(lines)
             assert not end.ended.wait(1.0)
-        finally:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+
+        forked(lambda: None, meanwhile=ends_while_the_child_lives)
 
 
 @pytest.mark.parametrize("who", [0, 2])
