@@ -242,6 +242,8 @@ def test_a_value_of_one_node_s_pod_is_read_by_another_s(served: Cluster, job: Jo
         refused = stranger.ask(second, ("keys", found[first]), ("get", found[first], "5/1/0/params"))
         assert refused[0] == []
         assert "NoneType" in refused[1], "there is no such value for it"
+    # The operator does not know of what a test has put there itself, and asks the servers every ten minutes only.
+    assert job.ask(first, *(("drop", address) for address in found.values())) == [1, 1]
 
 
 def test_a_server_fills_its_memory_and_lives(served: Cluster, job: Job) -> None:
