@@ -90,6 +90,7 @@ def wants_another_node(pod: Json) -> None:
 def test_pods_that_a_kubelet_refuses_are_named_and_not_counted(
     change: Callable[[Json], None], reason: str, installed: Cluster, images: Images
 ) -> None:
+    wait_until("the end of earlier waits", lambda: not is_named(installed, "Kubelet"), timeout_s=120)
     run = training_run(installed, images, f"refused-{reason.lower()}")
 
     def refused(pod: Json) -> None:
