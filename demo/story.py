@@ -21,7 +21,7 @@ from demo.timeline import Stage, timeline
 from demo.training import TrainingRun, apply_policy
 from gracepoint.wire.messages import Phase
 from gracepoint.wire.names import PROGRAMS_FOLDER
-from gracepoint_cli.timeline import STAGES
+from gracepoint_cli.timeline import COMMON_STAGES
 from tests.testcluster.api import Cluster, ClusterError, NotSupported
 
 NAMESPACE = "gracepoint-demo"
@@ -215,7 +215,7 @@ class Story:
         with contextlib.suppress(ClusterError):  # what is still missing then is told by broken_promises
             observer.watch(
                 "the Preemption to be told to its end",
-                lambda snapshot: all(_stages(preemption) >= set(STAGES) for preemption in snapshot.preemptions),
+                lambda snapshot: all(_stages(preemption) >= COMMON_STAGES for preemption in snapshot.preemptions),
                 timeout_s=_STATUS_TIMEOUT_S,
                 may_end=True,
             )
@@ -261,7 +261,7 @@ def broken_promises(result: Result, *, preemptions: int) -> list[str]:
         problems.append(f"expected to go on from the saved step {result.step}, found {result.restored_step}")
     if result.restarts_counted != 0:
         problems.append(f"expected no restart to count towards maxRestarts, found {result.restarts_counted}")
-    if missing := set(STAGES) - {stage.name for stage in result.stages}:
+    if missing := COMMON_STAGES - {stage.name for stage in result.stages}:
         problems.append(f"the timeline lacks {', '.join(sorted(missing))}")
     return problems
 

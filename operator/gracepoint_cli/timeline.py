@@ -149,6 +149,8 @@ STAGES = {
     "compiled": "programs compiled or loaded",
     "training": "training again",
 }
+#: Those that each preemption has whose gang continues. The others are there only if the restart had to wait.
+COMMON_STAGES = STAGES.keys() - {"unblocked"}
 
 
 Json = Mapping[str, Any]

@@ -17,7 +17,7 @@ from demo.forms import JOB, JOBSET, TRAINJOB, Form
 from demo.snapshot import Json, Snapshot
 from demo.training import TrainingRun
 from gracepoint.wire.messages import Phase
-from gracepoint_cli.timeline import STAGES
+from gracepoint_cli.timeline import COMMON_STAGES
 from tests.cluster.conftest import training_run
 from tests.cluster.machine import local
 from tests.testcluster import controllers
@@ -51,7 +51,7 @@ class Disturbed:
         nodes.taint(cluster, self.tainted)
         run.wait_for_phase(Phase.COMMITTED, epoch=0)
         # The taint stays until the job trains again: it neither goes back there nor restarts again because of it.
-        run.wait_for_record("every stage", lambda status: reached(status).keys() >= STAGES.keys())
+        run.wait_for_record("every stage", lambda status: reached(status).keys() >= COMMON_STAGES)
         self.after = [{pod.node for pod in run.wait_for_pods()}]
         nodes.untaint(cluster, self.tainted)
 
@@ -131,7 +131,7 @@ def test_the_record_says_who_answered_and_has_every_stage(disturbed: Disturbed) 
     status, run = record["status"], disturbed.run
     assert record["spec"]["jobSet"].get("kind", "JobSet") == run.form.kind
     assert status["acknowledgements"] == {"expected": 2, "received": 2, "laggards": []}
-    assert reached(status).keys() >= STAGES.keys()
+    assert reached(status).keys() >= COMMON_STAGES
     assert status["restoredStep"] == status["step"]
 
     def reasons() -> set[str]:
