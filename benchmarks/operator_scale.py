@@ -16,7 +16,7 @@ of each other one, each with an address of its own. The phases, one after anothe
 
 With ``--floods``, which takes root, attackers with half a core and without a token flood each port of both replicas
 from 5 on, and the metrics are scraped every 15 s; see ``operator_floods``. They stand for other machines, so they get
-what all others leave of the processors. The goals stay the same, but for those of ``Measured.flooded``.
+what all others leave of the processors. All goals stay the same.
 
 From 5 on, pods are evicted: the webhook is asked as the API server asks it. All times are of the one clock of this
 machine. The CPU seconds of the operator stand beside the times, since API server, etcd and clients use the same
@@ -100,7 +100,7 @@ class _Run:
         self._stack = stack
         self._folder = folder
         self._gangs = gangs(size)
-        self._measured = Measured(size, flooded=floods)
+        self._measured = Measured(size)
         began_s = time.monotonic()
         self._server = stack.enter_context(filled_api_server(folder, size))
         _say(f"the API server runs, after {time.monotonic() - began_s:.0f} s")

@@ -17,8 +17,6 @@ _PEAK_MIB, _AFTER_MIB = 512, 300
 _IDLE_PERCENT = 2.0
 _BLOCKED_S = 0.1
 _NOTICE_S, _BIG_S, _EVICTION_S = 1.0, 2.0, 0.2
-#: While somebody floods the ports. The same as in ``operator_floods``.
-_FLOODED_EVICTION_S = 0.3
 
 
 class Limit(NamedTuple):
@@ -72,12 +70,9 @@ class Measured:
         scrape_s: How long a scrape of both replicas took, if they were scraped.
         missed: Notices that did not come.
         blocked: What blocked the event loops after the start.
-        flooded: Whether attackers flooded the ports. They need processors that the loops then wait for. So the goal of
-            the loops is for the CPU seconds of a callback, and that of evictions is the one for floods.
     """
 
     size: Size
-    flooded: bool = False
     limit: Limit = dataclasses.field(default_factory=lambda: Limit(0, 0, 0, 0, 0, 0))
     starts: Starts = dataclasses.field(default_factory=Starts)
     start_peak_bytes: int = 0
@@ -144,14 +139,12 @@ def _with_clients(measured: Measured) -> list[Figure]:
         Figure("failover: all clients connected again", measured.reconnected_s, "s"),
         Figure("failover: memory of the replica that is left", measured.failed_over_bytes / _MIB, "MiB"),
         Figure("memory: the most of the first replica", measured.most_bytes / _MIB, "MiB"),
-        *_latencies(
-            "evictions: answered", measured.eviction_s, _FLOODED_EVICTION_S if measured.flooded else _EVICTION_S
-        ),
+        *_latencies("evictions: answered", measured.eviction_s, _EVICTION_S),
         Figure("evictions that were not answered", measured.evictions_failed, "", 0),
         *([Figure("scrapes of both replicas: at most", max(measured.scrape_s), "s")] if measured.scrape_s else []),
         Figure("notices that did not come", measured.missed, "", 0),
         Figure("receipts that were not taken", measured.receipts_missed, ""),
-        *_blocked("after the start", measured.blocked, flooded=measured.flooded),
+        *_blocked("after the start", measured.blocked),
     ]
 
 
@@ -162,15 +155,13 @@ def _latencies(what: str, seconds: Sequence[float], goal_s: float) -> list[Figur
     ]
 
 
-def _blocked(when: str, blocked: Sequence[Blocked], *, flooded: bool = False) -> list[Figure]:
+def _blocked(when: str, blocked: Sequence[Blocked]) -> list[Figure]:
     """The longest that one callback held the controller's loop and the channel's, and how much of that was its work."""
     found = []
     for thread, loop in (("server", "controller's loop"), ("channel", "channel's loop")):
         of_loop = [item for item in blocked if item.thread == thread]
         took_s = max((item.took_s for item in of_loop), default=0.0)
         worked_s = max((item.worked_s for item in of_loop), default=0.0)
-        found.append(Figure(f"{when}: {loop} blocked at most", took_s, "s", None if flooded else _BLOCKED_S))
-        found.append(
-            Figure(f"{when}: {loop}, CPU of the longest callback", worked_s, "s", _BLOCKED_S if flooded else None)
-        )
+        found.append(Figure(f"{when}: {loop} blocked at most", took_s, "s", _BLOCKED_S))
+        found.append(Figure(f"{when}: {loop}, CPU of the longest callback", worked_s, "s"))
     return found
