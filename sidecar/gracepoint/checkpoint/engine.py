@@ -125,7 +125,8 @@ class StepCheckpointer:
             self.memory = MemorySnapshots(
                 memory,
                 gang,
-                attempt=f"{attempt}-{steps_of(paths)}",
+                attempt=attempt,
+                directory=steps_of(paths),
                 item=paths.item,
                 saves=settings,
                 clock=clock,
@@ -167,9 +168,8 @@ class StepCheckpointer:
 
         Not collective. Process 0 decides when the save is due. It is due in all processes at the same step.
         """
-        if (
-            not self.executor.busy and not self.access.is_put_off
-        ):  # otherwise the writer is warm, and the save's thread owns it
+        # If a save is in progress, the writer is warm, and the save's thread owns it.
+        if not self.executor.busy and not self.access.is_put_off:
             try:
                 deadline = Deadline.after(_HASTEN_TIMEOUT_S, self._clock)
                 with ended_by(deadline.check):  # also the store's requests, which have a minute otherwise
@@ -419,9 +419,9 @@ class StepCheckpointer:
             if self.access.is_put_off and newest is not None:
                 with contextlib.suppress(StorageAway):  # it may be there by now, and have a newer step
                     self.access.claim_later(answer_s=_ANSWERS_S)
-            if self.access.is_put_off and newest is not None:
-                restored = restore_from_memory(newest, like, gang=gang, key=key, deadline=deadline, **how_to_read)
-                in_memory = NONE_IN_MEMORY
+                if self.access.is_put_off:
+                    restored = restore_from_memory(newest, like, gang=gang, key=key, deadline=deadline, **how_to_read)
+                    in_memory = NONE_IN_MEMORY
             if restored is None and self.access.is_put_off:
                 self.access.claim_later()
                 deadline = Deadline.after(timeout_s, self._clock)  # the wait may have taken longer than the restore may

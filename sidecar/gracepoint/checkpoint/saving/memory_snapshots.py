@@ -109,6 +109,7 @@ class MemorySnapshots:
         settings: Where snapshots go, and when.
         gang: The processes that save together.
         attempt: Unique for each start of the gang; the same in all its processes.
+        directory: What ``steps_of`` says of the directory that the saves go to.
         item: Name of the train state's item.
         saves: What holds for the saves to storage.
         clock: Returns monotonic seconds.
@@ -127,18 +128,20 @@ class MemorySnapshots:
         gang: ProcessGroup,
         *,
         attempt: str,
+        directory: str,
         item: str,
         saves: SaveSettings,
         clock: Callable[[], float],
         newest_save: Callable[[], SnapshotSave | None],
     ) -> None:
+        attempt = f"{attempt}-{directory}"
         key = f"checkpoint/{attempt}/snapshots"
         options = _plain(saves.options)
         self.servers = settings.servers
         self._own = OwnPart(settings.servers, gang.process_index)
         self._paths = Layout(SnapshotPath(self._own, ""), item=item)
         self._gang = gang
-        self._attempt = attempt
+        self._attempt, self._directory = attempt, directory
         self._planner = SavePlanner(gang, f"{attempt}-memory", dataclasses.replace(saves, options=options, sends=True))
         self._same_plan: tuple[PreparedSave, PreparedSave, bool] | None = None
         self._copies = 0  # of the snapshot in progress, in all processes; its thread sets it
@@ -330,7 +333,7 @@ class MemorySnapshots:
             # What earlier starts have left in other servers goes once.
             self.servers.drop(before_step=step, everywhere=is_first and self._gang.process_index == 0)
             if is_first:
-                self.servers.drop_left(step, self._attempt, self._attempt[self._attempt.rindex("-") :])
+                self.servers.drop_left(step, self._attempt, self._directory)
 
         self._thread.start(f"snapshot of step {step}", run)
 
