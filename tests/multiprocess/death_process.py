@@ -35,7 +35,8 @@ OPTIONS = {
 SAVE_EVERY = 10
 #: The step after which ``who`` dies where ``when`` is "training": nobody gets further than the next one.
 DIES_AFTER = 15
-NOTICED_AFTER = 25
+#: All have passed the step before, and so know which step was committed last.
+NOTICED_AFTER = 26
 _COMMITTED_WITHIN_S = 60.0
 
 
@@ -147,6 +148,7 @@ def main() -> None:
                 if dying and step == DIES_AFTER:
                     die()
             elif step == NOTICED_AFTER and place.process_index == 0:
+                jax.block_until_ready(state)  # the others have begun this step
                 os.kill(os.getpid(), signal.SIGTERM)
     print("done", step, flush=True)
 
