@@ -1,0 +1,1 @@
+"""The replay: a trace of faults of every kind, on a real cluster, and what each of them cost."""

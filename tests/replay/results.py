@@ -1,0 +1,86 @@
+"""What each fault of a replay led to, in ``results.jsonl``: one JSON object a line, one line a fault.
+
+A replay appends to it, so that it goes on where it was cut, and the results of all its parts add up. Starts no thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[2] / "build" / "replay"
+FILE = FOLDER / "results.jsonl"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """What one fault led to.
+
+    Attributes:
+        seed: Of its trace.
+        fault: Its number in the trace, from 1.
+        kind: Name of its kind.
+        announced: Whether the job heard of it before, so that it must lose no step.
+        workload: What trained: JobSet or Job.
+        recovered: Whether the job trained again by itself.
+        steps_lost: How many completed steps were done again.
+        until_training_s: From the fault until the first step after it. Where nothing had to start again: the longest
+            time between two steps.
+        counted_restarts: How many restarts it made that count towards the workload's limit.
+        broken: What must not be, in words. Empty: every promise was kept.
+        at: When it began, as ISO 8601.
+    """
+
+    seed: int
+    fault: int
+    kind: str
+    announced: bool
+    workload: str
+    recovered: bool
+    steps_lost: int
+    until_training_s: float
+    counted_restarts: int
+    broken: tuple[str, ...] = ()
+    at: str
+
+    @property
+    def as_line(self) -> str:
+        return json.dumps({**dataclasses.asdict(self), "until_training_s": round(self.until_training_s, 3)})
+
+
+def append(result: Result, path: Path = FILE) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(f"{result.as_line}\n")
+
+
+def read(path: Path = FILE) -> list[Result]:
+    """Returns the results of a file, in the order in which they came. A last line that was cut is left out.
+
+    Raises:
+        ValueError: A line is none of a replay.
+    """
+    if not path.exists():
+        return []
+    return [_parsed(line, number, path) for number, line in enumerate(path.read_text().split("\n")[:-1], 1)]
+
+
+def newest(results: Iterable[Result]) -> list[Result]:
+    """Returns one result of each fault of each trace, the last one: a fault may have been replayed alone."""
+    return list({(result.seed, result.fault): result for result in results}.values())
+
+
+def _parsed(line: str, number: int, path: Path) -> Result:
+    try:
+        fields = json.loads(line)
+        return Result(**{**fields, "broken": tuple(fields["broken"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{path}, line {number}: expected a result with {', '.join(_FIELDS)}, found {line[:200]!r} ({error}); "
+            "move the file away"
+        ) from error
+
+
+_FIELDS = [field.name for field in dataclasses.fields(Result)]
