@@ -246,8 +246,8 @@ class Release:
 
     def connect(self, operator: Operator) -> None:
         """Lets the API server reach the webhooks of a replica that runs here."""
-        wait_until("the operator to be ready", operator.ready, timeout_s=60)
-        wait_until("the authority to be in the webhooks", lambda: "" not in self.told(), timeout_s=60)
+        wait_until("the operator to be ready", operator.ready, timeout_s=180, hint=operator.log.read_text)
+        wait_until("the authority to be in the webhooks", lambda: "" not in self.told(), timeout_s=180)
         service = {"spec": {"type": "ExternalName", "externalName": "localhost", "clusterIP": None, "clusterIPs": None}}
         self._patch("service", "gp-gracepoint", service)
         kinds = ("mutatingwebhookconfiguration", PLACES.mutating), ("validatingwebhookconfiguration", PLACES.validating)

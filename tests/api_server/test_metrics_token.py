@@ -48,7 +48,7 @@ def test_metrics_are_for_those_who_may_get_them(release: Release) -> None:
     role = ("--clusterrole=gp-gracepoint-metrics", f"--serviceaccount={NAMESPACE}:prometheus")
     kubectl("create", "clusterrolebinding", "prometheus-reads-gracepoint", *role)
     with release.operator() as operator:
-        wait_until("the operator to be ready", operator.ready, timeout_s=60, hint=operator.log.read_text)
+        wait_until("the operator to be ready", operator.ready, timeout_s=180, hint=operator.log.read_text)
         authorities = release.get("configmap", PLACES.config_map)["data"]["ca-bundle.crt"]
         status, text = get(operator, authorities, tokens["prometheus"])
         assert status == 200

@@ -98,7 +98,7 @@ async def test_releases_with_namespaces_of_their_own_stand_side_by_side(
         server.kubectl("delete", "rolebinding", "gp-gracepoint-namespaces", "--namespace=kube-public")
         operators = [running.enter_context(release.operator()) for release in releases]
         for operator in operators:
-            wait_until("the operator to be ready", operator.ready, timeout_s=60, hint=operator.log.read_text)
+            wait_until("the operator to be ready", operator.ready, timeout_s=180, hint=operator.log.read_text)
         for gang in gangs:
             await gang.taint(0)
         for gang in gangs[:2]:

@@ -40,7 +40,7 @@ def test_every_line_of_a_start_is_of_use(fresh: ApiServer, tmp_path: Path) -> No
     release = Release(fresh, tmp_path)
     release.install("logFormat=json")
     with release.operator("first") as operator:
-        wait_until("the first replica to be ready", operator.ready, timeout_s=60)
+        wait_until("the first replica to be ready", operator.ready, timeout_s=180)
         fresh.define(parts.module_folder("jobset") / "config" / "components" / "crd" / "bases")
         wait_for(operator, "a kind is installed now, and watched")
     found = lines(operator)
@@ -52,7 +52,7 @@ def test_every_line_of_a_start_is_of_use(fresh: ApiServer, tmp_path: Path) -> No
     assert [line for line in found if line["logger"].startswith("kopf")] == []
 
     with release.operator("second") as operator:
-        wait_until("the second replica to be ready", operator.ready, timeout_s=60)
+        wait_until("the second replica to be ready", operator.ready, timeout_s=180)
     assert [line["message"] for line in lines(operator)] == [
         "trusted authorities",
         "certificate served",

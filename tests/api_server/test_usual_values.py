@@ -92,7 +92,7 @@ def test_values_of_other_charts_work_at_the_first_try(release: Release, values: 
     for pod in pods(release, 2):
         assert pod["spec"]["priorityClassName"] == CLASS
     with release.operator() as operator:
-        wait_until("the operator to be ready", operator.ready, timeout_s=60, hint=operator.log.read_text)
+        wait_until("the operator to be ready", operator.ready, timeout_s=180, hint=operator.log.read_text)
 
 
 def test_pods_do_without_the_class_where_a_quota_forbids_it(release: Release) -> None:

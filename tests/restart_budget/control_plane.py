@@ -357,7 +357,7 @@ def _jobset(server: ApiServer, api: Api, folder: Path) -> Iterator[Path]:
             f"--kubeconfig={server.kubeconfig}",
         ]
         with running("jobset", folder, argv) as log:
-            wait_until("JobSet's controller", functools.partial(_is_ready, health), timeout_s=60, hint=log.read_text)
+            wait_until("JobSet's controller", functools.partial(_is_ready, health), timeout_s=180, hint=log.read_text)
             for body in _jobset_webhooks(webhooks, authority.certificate):
                 api.create(f"/apis/{body['apiVersion']}/{body['kind'].lower()}s", body)
             yield log

@@ -157,13 +157,19 @@ class Gang:
         self._until(lambda: bool(self.account().end), "the JobSet to end", _RUNS_WITHIN_S, self._state)
 
     def exit(
-        self, code: int, why: str = "Error", *, conditions: Sequence[Json] = (), status: Json | None = None
+        self,
+        code: int,
+        why: str = "Error",
+        *,
+        conditions: Sequence[Json] = (),
+        status: Json | None = None,
+        of: Json | None = None,
     ) -> None:
-        """The containers of the first process that runs end with a code; see ``is_ended``.
+        """The containers of a pod, by default of the first process that runs, end with a code; see ``is_ended``.
 
         Its Job fails for that, and takes the other process along.
         """
-        pod = self.running()[0]
+        pod = of or self.running()[0]
         self.api.set_status(path_of(pod), is_ended(pod, code, why, conditions=conditions, status=status))
 
     def leave(self) -> None:

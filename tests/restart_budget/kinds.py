@@ -106,9 +106,9 @@ def _node_dies(gang: Gang) -> None:
     The other process has lost its peer, and leaves minutes before anything marks the pod: it is made anew, and waits.
     """
     gang.plane.kubelets.dead.add(gang.nodes[1])
-    left = gang.running()[0]["metadata"]["uid"]
-    gang.exit(names.DEFAULT_NOT_JOINED_EXIT_CODE)
-    gang.until(lambda: _is_made_anew(gang, left), "another pod in the place of the one that left")
+    (left,) = (pod for pod in gang.running() if pod["spec"]["nodeName"] == gang.nodes[0])
+    gang.exit(names.DEFAULT_NOT_JOINED_EXIT_CODE, of=left)
+    gang.until(lambda: _is_made_anew(gang, left["metadata"]["uid"]), "another pod in the place of the one that left")
     path = f"/api/v1/nodes/{gang.nodes[1]}"
     unknown = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "lastTransitionTime": now()}
     gang.api.set_status(path, {"conditions": [unknown]})
@@ -118,7 +118,7 @@ def _node_dies(gang: Gang) -> None:
 
 def _is_made_anew(gang: Gang, uid: str) -> bool:
     running = gang.running()
-    return len(running) == 2 and running[0]["metadata"]["uid"] != uid
+    return len(running) == 2 and uid not in [pod["metadata"]["uid"] for pod in running]
 
 
 def _node_lives(gang: Gang) -> None:
@@ -256,11 +256,16 @@ INFRASTRUCTURE = (
         _disrupted("TerminationByKubelet", _PRESSURE, reason="Evicted", message=_PRESSURE),
         words=("TerminationByKubelet",),
     ),
-    Kind("image cannot be pulled", _image_is_missing, words=("ImagePullBackOff",), end=_starts_again),
-    Kind("volume cannot be mounted", _volume_is_missing, words=("mount",), end=_starts_again),
-    Kind("quota is used up", _quota_is_used_up, words=("quota",), end=_quota_is_raised),
-    Kind("webhook of another project", _foreign_webhook_is_away, words=("webhook",), end=_foreign_webhook_goes),
-    Kind("node is missing", _node_is_missing, words=("node",), end=_node_comes),
+    Kind("image cannot be pulled", _image_is_missing, words=("waits for", "ImagePullBackOff"), end=_starts_again),
+    Kind("volume cannot be mounted", _volume_is_missing, words=("waits for", "mount"), end=_starts_again),
+    Kind("quota is used up", _quota_is_used_up, words=("waits for", "quota"), end=_quota_is_raised),
+    Kind(
+        "webhook of another project",
+        _foreign_webhook_is_away,
+        words=("waits for", "webhook"),
+        end=_foreign_webhook_goes,
+    ),
+    Kind("node is missing", _node_is_missing, words=("waits for", "node"), end=_node_comes),
     Kind("pod stays on a dead node", _node_dies, words=("the end of the pod", "{node}"), end=_node_lives),
     Kind(
         "kubelet: UnexpectedAdmissionError",

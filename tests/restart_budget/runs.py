@@ -50,7 +50,9 @@ class Outcome:
 
 def run(plane: ControlPlane, kinds: Sequence[Kind], times: int, say: Callable[[str], None]) -> list[Outcome]:
     """Lets each kind of failure happen so many times."""
-    return _beside_each_other([functools.partial(_of_kind, plane, kind, times, say) for kind in kinds])
+    return _beside_each_other(
+        [functools.partial(_of_kind, plane, f"gang-{number}", kind, times, say) for number, kind in enumerate(kinds)]
+    )
 
 
 def run_loops(plane: ControlPlane, say: Callable[[str], None]) -> list[Outcome]:
@@ -63,8 +65,9 @@ def _beside_each_other(parts: Sequence[Callable[[], list[Outcome]]]) -> list[Out
         return list(itertools.chain.from_iterable(threads.map(lambda part: part(), parts)))
 
 
-def _of_kind(plane: ControlPlane, kind: Kind, times: int, say: Callable[[str], None]) -> list[Outcome]:
-    gang = Gang(plane, _namespace(kind.name), _MANY if kind.counted else None)
+def _of_kind(plane: ControlPlane, namespace: str, kind: Kind, times: int, say: Callable[[str], None]) -> list[Outcome]:
+    """The namespace says nothing of the kind: what the operator says has the names of pods and nodes in it."""
+    gang = Gang(plane, namespace, _MANY if kind.counted else None)
     gang.prepare()
     gang.create()
     outcomes = []
@@ -122,7 +125,7 @@ def _named(gang: Gang, kind: Kind, known: set[tuple[str, str]]) -> str:
 
 def _loop(plane: ControlPlane, kind: Kind, say: Callable[[str], None]) -> list[Outcome]:
     """An error after each restart, and a saved exit before each: the user's limit counts the errors alone."""
-    gang = Gang(plane, f"loop-{_namespace(kind.name)}", LOOP_LIMIT)
+    gang = Gang(plane, f"loop-{re.sub('[^a-z]+', '-', kind.name)}", LOOP_LIMIT)
     gang.prepare()
     gang.create()
     problem = ""
@@ -138,7 +141,3 @@ def _loop(plane: ControlPlane, kind: Kind, say: Callable[[str], None]) -> list[O
         problem = str(error)
     say(f"loop of {kind.name}: {problem or 'ended as the user wrote'}")
     return [Outcome(f"{LOOP}{kind.name}", False, gang.account().counted, problem=problem)]
-
-
-def _namespace(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
