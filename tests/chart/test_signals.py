@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from gracepoint_operator.signals import read_user_rows
 from tests.chart.conftest import Helm
 from tests.chart.objects import of_kind, one
 
-PAGE = Path(__file__).parents[2] / "docs" / "signals.md"
+READY_MADE = Path(__file__).parents[2] / "examples" / "signals.yaml"
 
 
 def values(folder: Path, rows: list[Any]) -> Path:
@@ -24,9 +23,7 @@ def values(folder: Path, rows: list[Any]) -> Path:
 
 
 def test_the_ready_made_rows_reach_the_operator_as_they_are(template: Helm, tmp_path: Path) -> None:
-    blocks = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.S)
-    shown = [yaml.safe_load(block).get("signals", {}) for block in blocks]
-    rows = [row for signals in shown for row in signals.get("rows", [])]
+    rows = yaml.safe_load(READY_MADE.read_text())["signals"]["rows"]
     done = template("--values", str(values(tmp_path, rows)))
     assert done.returncode == 0, done.stderr
     objects = [document for document in yaml.safe_load_all(done.stdout) if document]

@@ -158,12 +158,13 @@ def test_every_page_is_in_the_index() -> None:
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
 
 
-@pytest.mark.parametrize("number", range(1, len(DECISIONS) + 1))
-def test_a_decision_is_a_short_record_that_the_index_lists(number: int) -> None:
-    page = DECISIONS[number - 1].read_text(encoding="utf-8")
+@pytest.mark.parametrize("record", DECISIONS, ids=lambda record: record.stem)
+def test_a_decision_is_a_short_record_that_the_index_lists(record: Path) -> None:
+    page = record.read_text(encoding="utf-8")
     title, when, *parts = page.split("\n\n")
-    assert DECISIONS[number - 1].name.startswith(f"{number:04}-")
-    assert f"- [{title.removeprefix('# ')}]({DECISIONS[number - 1].name})\n" in text(Path("docs/decisions/README.md"))
+    number = int(record.name.partition("-")[0])
+    assert [other.name for other in DECISIONS if other.name.startswith(f"{number:04}-")] == [record.name]
+    assert f"- [{title.removeprefix('# ')}]({record.name})\n" in text(Path("docs/decisions/README.md"))
     assert title.startswith(f"# {number}. ")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d · (accepted|superseded by \d+)", when)
     assert re.findall(r"^\*\*(\w+)\.\*\*", "\n".join(parts), re.M) == ["Context", "Decision", "Rejected"]

@@ -67,9 +67,9 @@ _GKE = (
         confidence=SURE,
         cancelable=False,
         deadline=DeadlineRule(grace_cap_seconds=GKE_SPOT_GRACE_S),
-        about="Set when Compute Engine ends the machine, as pods begin to be stopped; removed after the machine has "
-        "started again. Spot nodes get 30 s in all, of which the kubelet leaves user pods 15 s by default, whatever "
-        "their grace period (cloud.google.com/kubernetes-engine/docs/concepts/spot-vms).",
+        about="Set as pods begin to be stopped; removed after a new start. Spot nodes get 30 s, of which user pods get "
+        "15 s by default, whatever their grace period "
+        "(cloud.google.com/kubernetes-engine/docs/concepts/spot-vms).",
     ),
     Row(
         name="gke-maintenance-window-started",
@@ -79,8 +79,7 @@ _GKE = (
         confidence=SURE,
         cancelable=False,
         deadline=after(660.0),
-        about="Set when a maintenance has begun, which cannot be moved then. Pods were stopped 11 to 40 minutes "
-        "later; the 11 minutes count.",
+        about="Set when a maintenance begins. Pods were stopped 11 to 40 minutes later; the 11 count.",
     ),
     Row(
         name="gke-active-maintenance",
@@ -89,8 +88,7 @@ _GKE = (
         cause=Cause.MAINTENANCE,
         confidence=SURE,
         cancelable=False,
-        about="Set when a maintenance has begun, which cannot be moved then; removed when it is over. With ONGOING, "
-        "pods are being stopped.",
+        about="Set when a maintenance begins; removed when it is over. With ONGOING, pods are being stopped.",
     ),
     Row(
         name="gke-scheduled-maintenance",
@@ -100,7 +98,7 @@ _GKE = (
         confidence=LIKELY,
         cancelable=True,
         deadline=DeadlineRule(time=Time(format=TimeFormat.EPOCH_SECONDS)),
-        about="Set days ahead: the value is when the maintenance starts. It may be moved, to an earlier time as well "
+        about="Set days ahead; may be moved, also to an earlier time "
         "(cloud.google.com/kubernetes-engine/docs/how-to/view-maintenance-events).",
     ),
     Row(
@@ -116,8 +114,8 @@ _GKE = (
                 json_fields=["windowStartTime", "startTimeWindow.earliest"],
             )
         ),
-        about="Set minutes to weeks ahead, with the window in which the maintenance may start; its beginning counts. "
-        "It may be moved, to an earlier time as well, until it begins.",
+        about="Set minutes to weeks ahead, with the window in which it may start; may be moved, also to an earlier "
+        "time.",
     ),
 )
 
@@ -130,7 +128,7 @@ _AWS = (
         confidence=SURE,
         cancelable=False,
         deadline=after(EC2_NOTICE_S),
-        about="Set on EC2's notice, two minutes before EC2 ends the machine; the handler then evicts the pods "
+        about="Set two minutes before EC2 ends the machine; the handler then evicts the pods "
         "(docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html).",
     ),
     Row(
@@ -140,8 +138,8 @@ _AWS = (
         cause=Cause.MAINTENANCE,
         confidence=SURE,
         cancelable=True,
-        about="Set as soon as an event is scheduled that stops, retires or reboots the machine; the handler evicts "
-        "the pods at once. Removed if EC2 cancels the event, and after the reboot.",
+        about="Set as soon as a stop, retirement or reboot is scheduled; the handler evicts the pods at once. Removed "
+        "if EC2 cancels it, and after the reboot.",
     ),
     Row(
         name="aws-asg-termination",
@@ -150,7 +148,7 @@ _AWS = (
         cause=Cause.SCALE_DOWN,
         confidence=SURE,
         cancelable=False,
-        about="Set when an Auto Scaling group ends the instance; the handler evicts the pods at once.",
+        about="An Auto Scaling group ends the instance; the handler evicts the pods at once.",
     ),
     Row(
         name="aws-rebalance",
@@ -159,8 +157,8 @@ _AWS = (
         cause=Cause.REBALANCE,
         confidence=HINT,
         cancelable=True,
-        about="The risk of an interruption is elevated; EC2 says neither when nor that it is over. The handler "
-        "cordons the node, and evicts the pods too if it reads a queue or is told to, with the cause Rebalance.",
+        about="An interruption is likelier; EC2 says neither when, nor that it is over. The handler cordons the node, "
+        "and may evict the pods, with the cause Rebalance.",
     ),
 )
 
@@ -172,9 +170,8 @@ _KARPENTER = (
         cause=Cause.SCALE_DOWN,
         confidence=HINT,
         cancelable=True,
-        about="Set when Karpenter wants to replace or remove the node (drift, consolidation), before the new node is "
-        "there. Removed if the new node does not come. No pod is evicted before the NodeClaim is deleted, which is "
-        "the fact.",
+        about="Set when Karpenter wants to replace or remove the node (drift, consolidation). Removed if the new node "
+        "does not come. No pod is evicted before the NodeClaim is deleted.",
     ),
     Row(
         name="karpenter-termination-time",
@@ -188,8 +185,7 @@ _KARPENTER = (
         cancelable=False,
         deadline=DeadlineRule(time=Time(format=TimeFormat.RFC3339), after_seconds=0.0),
         about="Set when a NodeClaim with a terminationGracePeriod is deleted, and to the present when a node is "
-        "repaired. Pods are gone by then, whatever budgets and do-not-disrupt say. The time may come nearer, and is "
-        "never removed.",
+        "repaired. Pods are gone by then, whatever budgets and do-not-disrupt say. The time may come nearer.",
     ),
     Row(
         name="karpenter-interruption",
@@ -204,9 +200,8 @@ _KARPENTER = (
         confidence=SURE,
         cancelable=False,
         deadline=after(EC2_NOTICE_S),
-        about="Karpenter deletes the NodeClaim of a Spot machine, not for a reason of its own: EC2 takes the machine "
-        "back 120 s later, whatever the terminationGracePeriod and do-not-disrupt say (or somebody has deleted it by "
-        "hand). Its Events are not read, as they come after the deletion or not at all.",
+        about="A Spot machine's NodeClaim is deleted, not for a reason of Karpenter's: EC2 takes the machine 120 s "
+        "later, whatever terminationGracePeriod and do-not-disrupt say (or somebody deleted it by hand).",
     ),
     Row(
         name="karpenter-deletion",
@@ -216,10 +211,9 @@ _KARPENTER = (
         confidence=SURE,
         cancelable=False,
         deadline=after(EC2_NOTICE_S),
-        about="The node goes away: its replacement is ready, it is empty, too old or defective, or the cloud takes "
-        "the machine. Nothing brings it back. Pods are evicted at once, but not those with do-not-disrupt. Karpenter "
-        "does not write when the cloud takes the machine, so the two minutes of EC2's notices count, even if the "
-        "terminationGracePeriod is hours.",
+        about="The node goes away: its replacement is ready, it is empty, too old or defective, or the cloud takes the "
+        "machine. Pods without do-not-disrupt are evicted at once. Karpenter does not write when the cloud takes "
+        "the machine, so EC2's two minutes count.",
     ),
     Row(
         name="karpenter-expiry",
@@ -230,8 +224,8 @@ _KARPENTER = (
         cancelable=False,
         deadline=DeadlineRule(time=Time(format=TimeFormat.DURATION, since="metadata.creationTimestamp")),
         limit=True,
-        about="The NodeClaim is deleted at this age, which cannot be changed, whatever its pods' annotations and "
-        "budgets say. The value Never is no signal.",
+        about="The NodeClaim is deleted at this age, whatever annotations and budgets say. The value Never is no "
+        "signal.",
     ),
 )
 
@@ -244,9 +238,8 @@ _AUTOSCALER = (
         confidence=SURE,
         cancelable=True,
         deadline=DeadlineRule(grace_cap_seconds=600.0),
-        about="Set just before the pods are evicted with their grace period, at most --max-graceful-termination-sec, "
-        "600 s. Removed if a pod can no longer be moved, if the drain or the deletion fails, and when the autoscaler "
-        "restarts.",
+        about="Set just before the pods are evicted; their grace period counts up to --max-graceful-termination-sec, "
+        "600 s. Removed if drain or deletion fails, and when the autoscaler restarts.",
     ),
     Row(
         name="autoscaler-candidate",
@@ -265,7 +258,7 @@ _AKS = (
         900.0,
         HINT,
         Cause.MAINTENANCE,
-        "The machine pauses for some seconds. Pods are evicted only if they ask for it by a label.",
+        "The machine pauses for some seconds.",
     ),
     _aks_event(
         "Preempt",
@@ -293,8 +286,8 @@ _AKS = (
         900.0,
         SURE,
         Cause.MAINTENANCE,
-        "The machine restarts, 15 minutes ahead; nobody evicts the pods. As for all these events, the condition is of "
-        "node-problem-detector, and False again when the event is over or called off "
+        "The machine restarts, 15 minutes ahead; nobody evicts the pods. These five conditions are "
+        "node-problem-detector's, and False again when the event is over or called off "
         "(learn.microsoft.com/azure/virtual-machines/linux/scheduled-events).",
     ),
     Row(
@@ -305,9 +298,8 @@ _AKS = (
         confidence=SURE,
         cancelable=True,
         deadline=DeadlineRule(time=Time(format=TimeFormat.HTTP_DATE), after_seconds=30.0),
-        about="A Spot machine is taken back, at the time in the message of node-problem-detector's condition, or "
-        "after 30 s. Karpenter takes it for a defect, and deletes the NodeClaim and its pods at once "
-        "(github.com/Azure/karpenter-provider-azure).",
+        about="A Spot machine is taken back. Karpenter takes it for a defect, and deletes the NodeClaim and its pods "
+        "at once (github.com/Azure/karpenter-provider-azure).",
     ),
     Row(
         name="aks-remediator",
@@ -317,7 +309,7 @@ _AKS = (
         confidence=SURE,
         cancelable=True,
         deadline=after(30.0),
-        about="Auto-drain evicts the pods for a scheduled event, as best it can; a Spot node has 30 s "
+        about="Auto-drain evicts the pods for a scheduled event; a Spot node has 30 s "
         "(learn.microsoft.com/azure/aks/node-auto-drain).",
     ),
 )
@@ -363,9 +355,8 @@ _NODES = (
         confidence=SURE,
         cancelable=False,
         deadline=after(120.0),
-        about="The Node is deleted, and a finalizer holds it until its machine is given back. Karpenter deletes Node "
-        "and NodeClaim with each other; its 120 s count. A Node without a finalizer is gone at once, and Kubernetes "
-        "then deletes its pods.",
+        about="A finalizer holds the deleted Node until its machine is given back. Karpenter deletes Node and "
+        "NodeClaim with each other; its 120 s count.",
     ),
     Row(
         name="node-not-ready",
@@ -376,8 +367,7 @@ _NODES = (
         cancelable=True,
         deadline=after(0.0, tolerated=True),
         tolerable=True,
-        about="Set while the kubelet says that it is not ready. The pod is deleted after the seconds for which it "
-        "tolerates the taint, 300 by default.",
+        about="The kubelet says that it is not ready. The pod is deleted after its tolerationSeconds, 300 by default.",
     ),
     Row(
         name="node-unreachable",
@@ -388,8 +378,8 @@ _NODES = (
         cancelable=True,
         deadline=after(0.0, tolerated=True),
         tolerable=True,
-        about="Set when the kubelet has not reported for 50 s (40 s before Kubernetes 1.32), until it reports again. "
-        "The pod is deleted after the seconds for which it tolerates the taint, 300 by default.",
+        about="The kubelet has not reported for 50 s (40 s before Kubernetes 1.32). The pod is deleted after its "
+        "tolerationSeconds, 300 by default.",
     ),
     Row(
         name="node-shutdown",
@@ -399,9 +389,8 @@ _NODES = (
         confidence=SURE,
         cancelable=False,
         deadline=DeadlineRule(grace_cap_seconds=KUBELET_SHUTDOWN_S),
-        about="Graceful node shutdown, which the kubelet does to the end even if it is called off. Pods get their "
-        "grace period, at most the kubelet's shutdownGracePeriod, which the API does not tell. The example of "
-        "Kubernetes is assumed: 30 s, of which the last 10 s are for critical pods "
+        about="Graceful node shutdown. The API does not tell the kubelet's shutdownGracePeriod; the example of "
+        "Kubernetes is assumed: 30 s, the last 10 s for critical pods "
         "(kubernetes.io/docs/concepts/cluster-administration/node-shutdown).",
     ),
     Row(
@@ -411,7 +400,7 @@ _NODES = (
         cause=Cause.DRAIN,
         confidence=HINT,
         cancelable=True,
-        about="Often a drain follows. Nobody knows when, nor whether; kubectl uncordon takes it back.",
+        about="Often a drain follows; nobody knows when.",
     ),
     Row(
         name="no-execute",
@@ -422,8 +411,7 @@ _NODES = (
         cancelable=True,
         deadline=DeadlineRule(tolerated=True),
         tolerable=True,
-        about="The pod is deleted when its tolerationSeconds are over, or at once if it has none, with its grace "
-        "period. If the taint is removed before, the pod stays.",
+        about="The pod is deleted when its tolerationSeconds are over, or at once if it has none.",
     ),
 )
 
@@ -437,9 +425,8 @@ _DEVICES = (
         cancelable=True,
         deadline=DeadlineRule(tolerated=True),
         tolerable=True,
-        about="The driver writes it into a ResourceSlice, or an administrator into a DeviceTaintRule. The pods that "
-        "use the device are deleted when the tolerationSeconds of their claim are over, or at once if it has none, "
-        "with their grace period. Watched with the chart's deviceTaints.enabled.",
+        about="In a ResourceSlice or a DeviceTaintRule, for the pods that use the device. Watched with the chart's "
+        "deviceTaints.enabled.",
     ),
 )
 
@@ -448,15 +435,15 @@ _PODS = (
         "pod-preempted",
         "PreemptionByScheduler",
         Cause.PRIORITY_PREEMPTION,
-        "A pod or a group of pods of higher priority takes its place. As the reasons below, it is set a moment before "
-        "the pod is deleted, and False after two minutes if that fails.",
+        "Pods of higher priority take its place. As the reasons below, it is set just before the pod is deleted, "
+        "and False after two minutes if that fails.",
     ),
     _pod_condition("pod-taint-manager", "DeletionByTaintManager", Cause.NODE_TAINT, "A NoExecute taint took effect."),
     _pod_condition(
         "pod-device-taint",
         "DeletionByDeviceTaintManager",
         Cause.HARDWARE,
-        "A NoExecute taint of a device that the pod uses took effect (dynamic resource allocation).",
+        "A NoExecute taint of a device that the pod uses took effect.",
     ),
     _pod_condition("pod-evicted", "EvictionByEvictionAPI", Cause.DRAIN, "An eviction was let through."),
     _pod_condition(
@@ -473,9 +460,8 @@ _PODS = (
         confidence=SURE,
         cancelable=False,
         deadline=DeadlineRule(grace_cap_seconds=KUBELET_SHUTDOWN_S),
-        about="Pressure on the node, a graceful node shutdown, or a critical pod that needs the place. How much of "
-        "its grace period the pod gets is not stated: under a hard threshold none, else what the kubelet's "
-        "configuration allows; the time of a node shutdown is assumed.",
+        about="Pressure on the node, a graceful node shutdown, or a critical pod. How much of its grace period the pod "
+        "gets is not stated, under a hard threshold none; the time of a node shutdown is assumed.",
     ),
     _pod_condition(
         "pod-disrupted", "", Cause.POD_DELETION, "Any other reason, such as JobSet's ExclusivePlacementViolation."
@@ -499,7 +485,7 @@ _JOBS = (
         cause=Cause.PRIORITY_PREEMPTION,
         confidence=SURE,
         cancelable=False,
-        about="Another workload takes the quota; the condition's message names it. The workload is suspended next.",
+        about="Another workload, which the message names, takes the quota; the job is suspended next.",
     ),
     Row(
         name="kueue-evicted",
@@ -508,8 +494,7 @@ _JOBS = (
         cause=Cause.SUSPENSION,
         confidence=SURE,
         cancelable=False,
-        about="The queue takes the quota back, with the reason (PodsReadyTimeout, Deactivated, NodeFailures, ...); "
-        "the JobSet or Job is suspended next.",
+        about="The queue takes the quota back, with the reason (PodsReadyTimeout, Deactivated, NodeFailures, ...).",
     ),
     Row(
         name="jobset-suspended",
@@ -518,7 +503,7 @@ _JOBS = (
         cause=Cause.SUSPENSION,
         confidence=SURE,
         cancelable=False,
-        about="JobSet suspends its Jobs, which delete their pods at once. If it is resumed, it begins with new pods.",
+        about="Pods are deleted at once. If it is resumed, it begins with new pods.",
     ),
     Row(
         name="job-suspended",
@@ -527,7 +512,7 @@ _JOBS = (
         cause=Cause.SUSPENSION,
         confidence=SURE,
         cancelable=False,
-        about="The Job deletes its pods at once. If it is resumed, it begins with new pods and a new time limit.",
+        about="Pods are deleted at once. If it is resumed, it begins with new pods and a new time limit.",
     ),
     Row(
         name="job-time-limit",
@@ -538,7 +523,7 @@ _JOBS = (
         cancelable=True,
         deadline=DeadlineRule(time=Time(format=TimeFormat.SECONDS, since="status.startTime")),
         limit=True,
-        about="The Job's pods are deleted when its time is over. Somebody may change or remove it while the Job runs.",
+        about="Pods are deleted when the time is over. It may be changed or removed while the Job runs.",
     ),
     Row(
         name="kueue-time-limit",
@@ -558,8 +543,7 @@ _JOBS = (
             )
         ),
         limit=True,
-        about="The Workload is deactivated when all its admissions together have lasted that long, which cannot be "
-        "changed while it is admitted.",
+        about="The Workload is deactivated when all its admissions together have lasted that long.",
     ),
 )
 
@@ -610,6 +594,9 @@ def _error_text(location: tuple[int | str, ...], message: str, value: object) ->
     return f"{path}: {message} (found {str(value)[:80]!r})"
 
 
+#: What a row that names no time assumes.
+GRACE = "the grace period"
+
 PAGE_START, PAGE_END = "<!-- rows: generated from the catalogue -->\n", "<!-- end of rows -->\n"
 
 _TIMES = {
@@ -626,10 +613,11 @@ def listing(rows: Iterable[Row] = BUILT_IN) -> str:
     """Returns a Markdown list of the rows."""
     lines = []
     for row in rows:
-        taken_back = "can be taken back" if row.cancelable else "cannot be taken back"
+        last = f"{row.cause}, {row.confidence}, {'retractable' if row.cancelable else 'final'}; kind {row.kind}"
+        by_when = _by_when(row)
         lines += [
             f"- **`{row.name}`** ({row.provider}): {_matched(row.match)}{_also(row.match)}{_unless(row)}. {row.about}",
-            f"  *{row.cause}, {row.confidence}, {taken_back}; deadline: {_by_when(row)}; kind {row.kind}.*",
+            f"  *{last}{'' if by_when == GRACE else f'; deadline: {by_when}'}.*",
         ]
     return "\n".join(lines) + "\n"
 
@@ -692,11 +680,7 @@ def _by_when(row: Row) -> str:
 def _assumed(rule: DeadlineRule) -> str:
     """Describes the deadline if the object names no time."""
     if rule.after_seconds is None:
-        plain = (
-            "the grace period"
-            if rule.grace_cap_seconds is None
-            else f"the grace period, {rule.grace_cap_seconds:g} s at most"
-        )
+        plain = GRACE if rule.grace_cap_seconds is None else f"{GRACE}, {rule.grace_cap_seconds:g} s at most"
     else:
         plain = f"{rule.after_seconds:g} s" if rule.after_seconds else "at once"
     if rule.tolerated:
