@@ -77,14 +77,13 @@ class ServerSideEncryption(Model):
 
     algorithm: EncryptionAlgorithm = EncryptionAlgorithm.BUCKET_DEFAULT
     """BucketDefault: the bucket's own setting. For s3:// also AES256 (SSE-S3), aws:kms (SSE-KMS) and aws:kms:dsse (two
-    layers). The training container gets it as AWS_SERVER_SIDE_ENCRYPTION unless it sets that variable."""
+    layers). Sets AWS_SERVER_SIDE_ENCRYPTION in the training container, unless it has that variable."""
     key_id: Annotated[str, Field(max_length=512, pattern=r"^[A-Za-z0-9:/_.-]*$")] = ""
     """For aws:kms, the ARN or id of the key; for gs://, the name of the key of Cloud KMS. Empty: the account's or the
-    bucket's own. The training container gets it as AWS_SSE_KMS_KEY_ID or GOOGLE_STORAGE_KMS_KEY_NAME unless it sets
-    that variable."""
+    bucket's own. Sets AWS_SSE_KMS_KEY_ID or GOOGLE_STORAGE_KMS_KEY_NAME likewise."""
     bucket_key: bool = False
-    """True: aws:kms uses an S3 bucket key, which needs fewer requests to KMS. The training container gets it as
-    AWS_SSE_BUCKET_KEY_ENABLED unless it sets that variable."""
+    """True: aws:kms uses an S3 bucket key, which needs fewer requests to KMS. Sets AWS_SSE_BUCKET_KEY_ENABLED
+    likewise."""
 
     @model_validator(mode="after")
     def _bucket_key_fits(self) -> ServerSideEncryption:
@@ -107,11 +106,10 @@ class ObjectStore(Model):
         str,
         Field(max_length=300, json_schema_extra=rules(cel(f"self.matches(r'{_ENDPOINT}')", _ENDPOINT_MESSAGE, "self"))),
     ] = ""
-    """URL of the store, for one that is compatible with S3 or Google Cloud Storage. Empty: the provider's own. The
-    training container gets it as AWS_ENDPOINT_URL_S3 or TENSORSTORE_GCS_HTTP_URL unless it sets that variable."""
+    """URL of a store that is compatible with S3 or Google Cloud Storage. Empty: the provider's own. Sets
+    AWS_ENDPOINT_URL_S3 or TENSORSTORE_GCS_HTTP_URL in the training container, unless it has that variable."""
     region: Annotated[str, Field(max_length=64, pattern=r"^[a-z0-9-]*$")] = ""
-    """Region of the bucket, for s3://. Empty: the pod's own. The training container gets it as AWS_REGION unless it
-    sets that variable."""
+    """Region of the bucket, for s3://. Empty: the pod's own. Sets AWS_REGION likewise."""
 
     server_side_encryption: ServerSideEncryption = ServerSideEncryption()
     """What the store encrypts new objects with, if the bucket's policy demands that each object says it."""
@@ -129,12 +127,12 @@ class MemoryPolicy(Model):
     interval. They need the chart's snapshots.enabled."""
 
     every_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
-    """Number of training steps between two snapshots. 0: everySeconds counts."""
+    """Training steps between two snapshots. 0: everySeconds counts."""
     every_seconds: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     """Seconds between two snapshots. 0: everySteps counts."""
     copies: Annotated[int, Field(ge=1, le=2)] = DEFAULT_SNAPSHOT_COPIES
-    """In how many nodes' memory each part of a snapshot is. 2: in that of its own node and of another one, so that the
-    end of a node loses none. 1: an end of processes or pods loses none, the end of a node loses all."""
+    """In how many nodes' memory each part of a snapshot is. 2: its own node's and another one's, so that the end of a
+    node loses none. 1: the end of a node loses all."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(cel("(self.everySteps > 0) != (self.everySeconds > 0)", _MEMORY_MESSAGE))
@@ -158,35 +156,33 @@ class Checkpoint(Model):
             json_schema_extra=rules(cel(f"self.matches(r'{_DIRECTORY}')", _DIRECTORY_MESSAGE, "self")),
         ),
     ]
-    """Directory in which the checkpoints of a JobSet are stored: an absolute path or a file:// URI, which every pod of
-    the gang must have mounted, or a gs:// or s3:// URI with a bucket and a prefix, which needs no volume. {namespace}
-    and {jobset} are replaced by the namespace and the name of the JobSet. Without {jobset}, all JobSets of the policy
-    share one directory, which is only correct if one runs at a time."""
+    """Where the checkpoints of a JobSet are: an absolute path or a file:// URI, which every pod must have mounted, or a
+    gs:// or s3:// URI with a bucket and a prefix. {namespace} and {jobset} stand for the JobSet's. Without {jobset},
+    all JobSets of the policy share one directory, so only one may run at a time."""
     object_store: ObjectStore = ObjectStore()
     """How the pods reach the object store of a gs:// or s3:// directory, if it is not the provider's own."""
     every_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 100
-    """Number of training steps between periodic saves. 0: the number of steps starts no save."""
+    """Training steps between periodic saves. 0: steps start no save."""
     every_seconds: Annotated[int, Field(ge=0, le=10_000_000)] = 0
-    """Seconds between the last save and the next periodic one. 0: time starts no save. If everySteps is 0 as well, only
-    emergency saves are made."""
+    """Seconds between two saves. 0: time starts no save. If everySteps is 0 as well, only emergency saves are made."""
     interval: SaveIntervalMode = SaveIntervalMode.FIXED
-    """Fixed: everySteps and everySeconds say when periodic saves are due. Auto: the operator finds the seconds between
-    two saves from what they cost and how often steps are lost (suggestion in status.goodput). Then everySteps does not
-    count, and everySeconds, or 600 if it is 0, counts until there was a disruption."""
+    """Fixed: everySteps and everySeconds say when periodic saves are due. Auto: the operator finds the seconds from
+    what saves cost and how often steps are lost (suggestion in status.goodput). Then everySteps does not count, and
+    everySeconds, or 600 if it is 0, counts until there is a suggestion."""
     keep_last: Annotated[int, Field(ge=1, le=10_000)] = 3
-    """Number of complete checkpoints to keep. Older ones are deleted when a newer one is complete."""
+    """Complete checkpoints to keep. Older ones are deleted when a newer one is complete."""
     keep_every_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
-    """Checkpoints whose step is a multiple of this number are kept forever. 0: none are kept for this reason."""
+    """Checkpoints whose step is a multiple of this number are kept forever. 0: none."""
     keep_for_seconds: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
-    """Checkpoints younger than this number of seconds are kept. 0: none are kept for this reason."""
+    """Checkpoints younger than this number of seconds are kept. 0: none."""
     tolerate_failures_seconds: Annotated[int, Field(ge=0, le=10_000_000)] = int(DEFAULT_TOLERATE_FAILURES_S)
-    """Seconds for which periodic saves may fail, one after the other, before the training processes end with an error.
-    Until then training continues, each failure is logged, and the condition Saving of the policy is False. A save is
-    tried at least twice. Emergency saves are tried in any case. 0: the first failure ends training."""
+    """Seconds for which periodic saves may fail before the training processes end with an error. Until then training
+    continues, and the condition Saving is False. A save is tried at least twice. Emergency saves are tried in any case.
+    0: the first failure ends training."""
     writer: SaveWriter = SaveWriter.THREAD
-    """Who writes saves: threads of the training process (Thread), a second process in the training container, which
-    finishes a save if the training process is killed (Worker), or a process in a sidecar, which finishes it even if the
-    whole training container is killed (Keeper)."""
+    """Who writes saves. Thread: threads of the training process. Worker: a second process in the training container,
+    which finishes a save if the training process is killed. Keeper: a process in a sidecar, which finishes it even if
+    the whole training container is killed."""
     memory: MemoryPolicy | None = None
     """Snapshots in the memory of nodes. Absent: there are none."""
 
@@ -244,9 +240,9 @@ class CompilationCache(Model):
     """Compiled programs, kept so that the next start of a job does not compile them again."""
 
     enabled: bool = False
-    """True: JAX keeps the programs that it compiles in its persistent cache, and the next start with the same versions
-    of JAX and the same devices reads them. JAX runs what it reads: whoever can write to the directory can run code in
-    the pods. If the container sets JAX_COMPILATION_CACHE_DIR in its `env`, its value counts."""
+    """True: JAX keeps compiled programs in its persistent cache for the next start with the same JAX and devices. JAX
+    runs what it reads: whoever can write to the directory can run code in the pods. If the container sets
+    JAX_COMPILATION_CACHE_DIR in its `env`, its value counts."""
     directory: Annotated[
         str,
         Field(
@@ -256,10 +252,9 @@ class CompilationCache(Model):
             ),
         ),
     ] = ""
-    """Directory of the compiled programs, in the form of checkpoint.directory. Jobs that run the same programs may
-    share one. Empty: a hidden folder in checkpoint.directory; if that is a bucket, no programs are kept. For gs:// the
-    image needs the Python package etils[epath-gcs], for s3:// etils[epath-s3]; without it JAX logs a warning and
-    compiles."""
+    """Directory of the compiled programs, in the form of checkpoint.directory. Empty: a hidden folder in
+    checkpoint.directory; if that is a bucket, no programs are kept. For gs:// the image needs the Python package
+    etils[epath-gcs], for s3:// etils[epath-s3]."""
     max_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 50)] = 10 << 30
     """Has no effect: nothing is deleted. For a bound, set JAX_COMPILATION_CACHE_MAX_SIZE in the container."""
     unused_days: Annotated[int, Field(ge=1, le=3650)] = 30
@@ -308,27 +303,26 @@ class Training(Model):
     """Which part of the JobSet trains."""
 
     replicated_jobs: list[LabelName] = Field(default=[], max_length=64, json_schema_extra=LIST_SET)
-    """Names of the replicatedJobs that train. Empty: all of them, except those with the label gracepoint.dev/role:
-    helper on their pod templates and, if some ask for accelerators, those that ask for none. A JobSet that lacks one of
-    these is refused."""
+    """Names of the replicatedJobs that train; a JobSet that lacks one is refused. Empty: all, except those with the
+    label gracepoint.dev/role: helper on their pod templates and, if some ask for accelerators, those that ask for
+    none."""
     container: Annotated[str, Field(max_length=63)] = ""
     """Name of the container that calls gracepoint.attach(). Empty: the first container of the pod template."""
     coordinator_port: Annotated[int, Field(ge=1, le=65535)] = 8476
     """Port of the JAX coordination service in process 0's pod."""
     min_processes: Annotated[int, Field(ge=0, le=100_000)] = 0
-    """The least number of processes with which a JobSet or Job may start again after its size was changed by a person,
-    Kueue or an autoscaler. Gracepoint changes no sizes. 0: the number of processes is fixed at the creation."""
+    """The least number of processes with which a JobSet or Job may start again after a person, Kueue or an autoscaler
+    has changed its size. 0: the number is fixed at the creation."""
 
 
 class DeadlinePolicy(Model):
     """How early an emergency save starts."""
 
     margin: Annotated[float, Field(ge=1, le=10)] = 1.25
-    """Factor by which the predicted duration of drain and save is multiplied. The save starts that long before the
-    deadline."""
+    """The save starts this factor times its predicted duration before the deadline."""
     head_start_seconds: Annotated[float, Field(ge=0, le=86_400)] = DEFAULT_HEAD_START_S
-    """The save starts at least this number of seconds before the deadline, even if it is predicted to be shorter. If
-    less time is left when the notice comes, the save starts at once. 0: only the prediction counts."""
+    """The save starts at least this number of seconds before the deadline; at once if less is left. 0: only the
+    prediction counts."""
 
 
 ExitCode = Annotated[int, Field(ge=3, le=125)]
@@ -341,7 +335,7 @@ class AfterSave(Model):
     """
 
     saved_exit_code: ExitCode = DEFAULT_SAVED_EXIT_CODE
-    """Exit code after a complete save. Shells, Python and container runtimes use 0-2 and 126-255."""
+    """Exit code after a complete save. Shells, Python and runtimes use 0-2 and 126-255."""
     unsaved_exit_code: ExitCode = DEFAULT_UNSAVED_EXIT_CODE
     """Exit code if nothing could be saved in time. The restarted job continues from the newest checkpoint."""
 
@@ -365,12 +359,12 @@ class Startup(Model):
     """How a process starts that finds its peers, its devices or its storage away."""
 
     join_timeout_seconds: Annotated[int, Field(ge=0, le=10_000_000)] = 0
-    """Seconds that a process waits for processes that are not there yet, and for storage that is away. Then it ends
-    with notJoinedExitCode and gives its node back for a while. 0: it waits without a limit."""
+    """Seconds that a process waits for other processes and for storage. Then it ends with notJoinedExitCode and gives
+    its node back for a while. 0: no limit."""
     not_joined_exit_code: ExitCode | None = None
-    """Exit code of a process that did not get into the job for a reason that is not the program's, or that lost another
-    process. Its Job replaces the pod after a pause, which is not counted; the others wait for it. Absent: 79, or the
-    next number that afterSave does not use."""
+    """Exit code of a process that did not get into the job, through no fault of the program, or that lost another
+    process. Its Job replaces the pod after a pause, uncounted; the others wait for it. Absent: 79, or the next number
+    that afterSave does not use."""
 
 
 class Sidecars(Model):
@@ -378,19 +372,18 @@ class Sidecars(Model):
     training has left, so that the gang does not come back elsewhere."""
 
     end_with_training: bool = False
-    """True: once all processes of a gang have left with an exit code of afterSave, the operator deletes the pods that
-    other containers keep running, and at once that of a process that ended with startup.notJoinedExitCode. It needs the
-    right to delete pods (the chart's podDeletion.enabled)."""
+    """True: the operator deletes pods that other containers keep running, once all processes have left with an exit
+    code of afterSave; at once after startup.notJoinedExitCode. It needs the chart's podDeletion.enabled."""
 
 
 class ExitBreaker(Model):
     """Stops a loop in which a job saves, exits, starts again and is disrupted again."""
 
     saved_exits: Annotated[int, Field(ge=0, le=1000)] = 5
-    """Number of times that a JobSet may save and exit within withinSeconds. After that it saves at the next notice and
-    continues to train until it gets a SIGTERM. 0: there is no limit."""
+    """Number of times that a JobSet may save and exit within withinSeconds. After that it saves at a notice and
+    continues to train until it gets a SIGTERM. 0: no limit."""
     within_seconds: Annotated[int, Field(ge=1, le=604_800)] = 1800
-    """Length in seconds of the period in which exits are counted."""
+    """Seconds in which exits are counted."""
 
 
 #: Evictions are held for at most so many seconds, whatever a policy says, if the operator is given no other number.
@@ -401,13 +394,12 @@ class EvictionHoldPolicy(Model):
     """How long an eviction waits for the save that it causes."""
 
     enabled: bool = True
-    """True: an eviction of one of the gang's pods through the Eviction API (kubectl drain, autoscalers, the
-    descheduler) is answered with 429, try again later, until the save is committed. False: it is allowed at once."""
+    """True: an eviction of one of the gang's pods (kubectl drain, autoscalers, the descheduler) is answered with 429,
+    try again later, until the save is committed. False: it is allowed at once."""
     bound_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
-    """Seconds after the first attempt at which evictions are allowed even if the save is not committed. This is the
-    deadline of the save, so set it to more than a save takes. If it is more than deadline.headStartSeconds, training
-    continues for the difference. The operator limits it to evictions.longestHoldSeconds of the chart (600), and to the
-    limits of ClusterCheckpointPolicies."""
+    """Seconds after the first attempt at which evictions are allowed in any case: the deadline of the save, so more
+    than a save takes. If it is more than deadline.headStartSeconds, training continues for the difference. Limited by
+    the chart's evictions.longestHoldSeconds (600) and by ClusterCheckpointPolicies."""
 
 
 class VoluntaryDisruption(Model):
@@ -416,10 +408,9 @@ class VoluntaryDisruption(Model):
     checkpoint_younger_than_seconds: Annotated[int, Field(ge=0, le=604_800)] = 0
     """While the newest checkpoint of a gang is older than this number of seconds, its pods have the annotations
     karpenter.sh/do-not-disrupt and cluster-autoscaler.kubernetes.io/safe-to-evict, so that their nodes are not removed.
-    Right after a restore, a checkpoint counts as new. It should be more than the time between two periodic saves. A
-    gang without an account of its time in status.goodput is not protected: before its first process reports, with a
-    library that reports no times, and beyond the 50 workloads that fit there. The operator needs the right to annotate
-    pods (the chart's protection.enabled). 0: the annotations are not touched."""
+    Right after a restore, a checkpoint counts as new. Choose more than the time between two periodic saves. A gang
+    without an account in status.goodput (50 workloads at most) is not protected. It needs the chart's
+    protection.enabled. 0: the annotations are not touched."""
 
 
 class LostNodePolicy(Model):
@@ -427,9 +418,8 @@ class LostNodePolicy(Model):
 
     delete_pods: bool = False
     """True: a pod of the gang that stays Terminating is deleted by force once its node is gone, or is not ready and has
-    the taint node.kubernetes.io/out-of-service or has lost its NodeClaim. Never because the node is only not ready: its
-    processes may still run there. The lease of the checkpoint's directory keeps a process that comes back from writing.
-    The operator needs the right to delete pods (the chart's podDeletion.enabled). False: the pod is only named."""
+    the taint node.kubernetes.io/out-of-service or has lost its NodeClaim; never because the node is only not ready, as
+    its processes may still run. It needs the chart's podDeletion.enabled. False: the pod is only named."""
 
 
 class StallAction(StrEnum):
@@ -443,12 +433,12 @@ class StallPolicy(Model):
     """What counts as a stall: no progress in a step, a save, a restore or a meeting of the processes."""
 
     after_seconds: Annotated[float, Field(ge=0, le=604_800)] = DEFAULT_STALL_AFTER_S
-    """Seconds without progress after which a process is reported as stalled, with the process that holds up the others.
-    A compilation is progress as long as it computes. Choose more than the longest evaluation without a sync point.
-    0: nothing is watched."""
+    """Seconds without progress after which a stall is reported, with the process that holds up the others. A
+    compilation is progress as long as it computes. Choose more than the longest evaluation without a sync point. 0:
+    nothing is watched."""
     action: StallAction = StallAction.REPORT
-    """Report: the stall is a log line, an Event on the JobSet, the condition Progressing and a metric. Restart: the
-    processes exit with code 1, too, so that the JobSet starts again at the newest checkpoint, which counts."""
+    """Report: a log line, an Event, the condition Progressing and a metric. Restart: the processes exit with code 1,
+    too, so that the JobSet starts again at the newest checkpoint, which counts."""
 
 
 class PolicyInForce(Model):
@@ -460,8 +450,8 @@ class PolicyInForce(Model):
     notice. Drill: the gang gets a notice, saves and continues to train until it gets a SIGTERM. An edit takes effect
     at the next disruption."""
     signals: list[SignalKind] | None = Field(default=None, max_length=16, json_schema_extra=LIST_SET)
-    """Kinds of signals that are acted upon. Absent: all kinds, including those of later versions. Empty: none. An edit
-    takes effect at the next disruption."""
+    """Kinds of signals that count. Absent: all, including those of later versions. Empty: none. An edit takes effect at
+    the next disruption."""
     eviction_hold: EvictionHoldPolicy = EvictionHoldPolicy()
     """How long evictions wait for the save. Used only in mode Enforce, and only if signals includes Eviction. An edit
     takes effect at the next disruption."""
@@ -486,8 +476,7 @@ class CheckpointPolicySpec(PolicyInForce):
         json_schema_extra=LIST_SET | rules(cel("self.size() < 2 || !('Auto' in self)", _AUTO_MESSAGE)),
     )
     """Clouds whose metadata server each pod watches, so that it learns of the end of its machine even while the
-    operator is down. Auto, alone: the pod detects the cloud. Empty: none. An edit applies to JobSets created
-    afterwards."""
+    operator is down. Auto, alone: the pod detects the cloud. An edit applies to JobSets created afterwards."""
     compilation_cache: CompilationCache = CompilationCache()
     """Whether compiled programs are kept. An edit applies to JobSets created afterwards."""
     deadline: DeadlinePolicy = DeadlinePolicy()
