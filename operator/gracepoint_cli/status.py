@@ -193,15 +193,15 @@ def _put_snapshots(jobs: Sequence[JobOverview], with_namespace: bool, now: float
     columns = ["JOB", "SAFE STEP", "COPIES", "AGE", "EVERY", "SKIPPED"]
     rows = []
     for job in jobs:
-        if (found := job.snapshots) is None:
+        if (snapshots := job.snapshots) is None:
             continue
         row: list[object] = [
             job.called,
-            "none" if found.safe_step is None else found.safe_step,
-            found.copies,
-            "-" if found.passed is None else f"{max(0.0, now - found.passed.timestamp()):.0f} s",
-            "unknown" if found.every_seconds is None else f"{found.every_seconds:.0f} s",
-            found.skipped,
+            "none" if snapshots.safe_step is None else snapshots.safe_step,
+            snapshots.copies,
+            "-" if snapshots.passed is None else f"{max(0.0, now - snapshots.passed.timestamp()):.0f} s",
+            "unknown" if snapshots.every_seconds is None else f"{snapshots.every_seconds:.0f} s",
+            snapshots.skipped,
         ]
         rows.append([job.namespace, *row] if with_namespace else row)
     if rows:

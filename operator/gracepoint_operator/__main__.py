@@ -52,73 +52,75 @@ _WATCHES_END_S = 5.0
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one replica; returns the exit status."""
-    given = _parser().parse_args(arguments)
-    configure(given.log_format, given.log_level)
+    options = _parser().parse_args(arguments)
+    configure(options.log_format, options.log_level)
     event_loop.restrain()
     sys.setswitchinterval(_THREADS_TAKE_TURNS_S)
-    metrics = Metrics(accounts=given.account_metrics == "true")
+    metrics = Metrics(accounts=options.account_metrics == "true")
     try:
-        own_rows = () if given.signals is None else read_user_rows(given.signals)
-        api = KubeClient.connect(given.kubeconfig, given.context, metrics.count_api_request)
+        own_rows = () if options.signals is None else read_user_rows(options.signals)
+        api = KubeClient.connect(options.kubeconfig, options.context, metrics.count_api_request)
         certificates = Certificates(
-            _tls_directory(given.tls_directory),
-            required=not given.own_certificate,
-            overlap_s=given.trust_overlap_seconds,
-            webhooks_follow=not given.mutating_webhooks,
+            _tls_directory(options.tls_directory),
+            required=not options.own_certificate,
+            overlap_s=options.trust_overlap_seconds,
+            webhooks_follow=not options.mutating_webhooks,
         )
-        webhook_token = _read_token(given.webhook_token)
+        webhook_token = _read_token(options.webhook_token)
     except (KubeError, OSError, UserRowsError, ValueError) as error:
         logger.error("cannot start", extra=about(error=str(error)))
         return 1
-    snapshots = _snapshots(given)
+    snapshots = _snapshots(options)
     settings = ControllerSettings(
-        replica=given.replica,
-        namespace=given.namespace or "default",
-        namespaces=[name for name in given.watch_namespaces.split(",") if name],
-        replicas=given.replicas,
+        replica=options.replica,
+        namespace=options.namespace or "default",
+        namespaces=[name for name in options.watch_namespaces.split(",") if name],
+        replicas=options.replicas,
         rows=(*own_rows, *BUILT_IN),
-        likely_gangs_per_minute=given.likely_gangs_per_minute,
-        kept=Limits(given.preemption_ttl_seconds, given.preemption_history_limit, given.request_ttl_seconds),
-        first_seen_place=(given.namespace, given.sightings) if given.sightings else None,
-        rights=PodRights(protects=given.protect_pods == "true", deletes=given.delete_pods == "true"),
-        longest_hold_s=given.longest_eviction_hold_seconds,
-        watches_devices=given.device_taints == "true",
+        likely_gangs_per_minute=options.likely_gangs_per_minute,
+        kept=Limits(options.preemption_ttl_seconds, options.preemption_history_limit, options.request_ttl_seconds),
+        first_seen_place=(options.namespace, options.sightings) if options.sightings else None,
+        rights=PodRights(protects=options.protect_pods == "true", deletes=options.delete_pods == "true"),
+        longest_hold_s=options.longest_eviction_hold_seconds,
+        watches_devices=options.device_taints == "true",
         snapshots=snapshots,
     )
     core = Controller(api, metrics, time.time, settings, on_ready=event_loop.spare_what_is_known)
     server_settings = ServerSettings(
         webhook_token=webhook_token,
-        service_url=given.service_url,
-        https_port=given.https_port,
-        webhook_port=given.webhook_port,
-        health_port=given.health_port,
-        metrics_port=given.metrics_port,
+        service_url=options.service_url,
+        https_port=options.https_port,
+        webhook_port=options.webhook_port,
+        health_port=options.health_port,
+        metrics_port=options.metrics_port,
         limits=ConnectionLimits(
-            at_once=given.pending_connections, at_once_of_address=given.pending_connections_per_address
+            at_once=options.pending_connections, at_once_of_address=options.pending_connections_per_address
         ),
         trust=TrustPlaces(
-            namespace=given.namespace,
-            secret=given.own_certificate,
-            config_map=given.trust,
-            mutating=given.mutating_webhooks,
-            validating=given.validating_webhooks,
-            host=urllib.parse.urlsplit(given.service_url).hostname or "localhost",
+            namespace=options.namespace,
+            secret=options.own_certificate,
+            config_map=options.trust,
+            mutating=options.mutating_webhooks,
+            validating=options.validating_webhooks,
+            host=urllib.parse.urlsplit(options.service_url).hostname or "localhost",
             snapshots="" if snapshots is None else snapshots.installation,
             snapshots_host="" if snapshots is None else snapshots.server_name(settings.namespace),
             snapshots_certificate=snapshots is not None and snapshots.certificate,
         ),
-        requests_per_namespace=given.requests_per_namespace,
+        requests_per_namespace=options.requests_per_namespace,
         canary=True,
     )
     server = Server(core, certificates, server_settings)
-    watching = Watches(core, api, metrics, replica=given.replica)
+    watching = Watches(core, api, metrics, replica=options.replica)
     failed = threading.Event()
     # Before any thread starts, because threads inherit the mask: only the main thread takes the signals (sigtimedwait).
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
         server.start(failed.set)
         watching.start()
-        logger.info("started", extra=about(replica=given.replica, namespace=given.namespace, own_rows=len(own_rows)))
+        logger.info(
+            "started", extra=about(replica=options.replica, namespace=options.namespace, own_rows=len(own_rows))
+        )
         while not failed.is_set() and signal.sigtimedwait(_ENDING, _LOOK_S) is None:
             pass
     except RuntimeError as error:
@@ -134,21 +136,21 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if failed.is_set() else 0
 
 
-def _snapshots(given: argparse.Namespace) -> SnapshotSettings | None:
-    if not given.snapshot_servers:
+def _snapshots(options: argparse.Namespace) -> SnapshotSettings | None:
+    if not options.snapshot_servers:
         return None
     return SnapshotSettings(
-        given.snapshot_servers,
-        given.snapshot_port,
-        tuple(label for label in given.snapshot_spread.split(",") if label),
-        certificate=given.snapshot_certificate == "true",
+        options.snapshot_servers,
+        options.snapshot_port,
+        tuple(label for label in options.snapshot_spread.split(",") if label),
+        certificate=options.snapshot_certificate == "true",
     )
 
 
-def _tls_directory(given: Path) -> Path:
+def _tls_directory(directory: Path) -> Path:
     """The directory of the certificate. If only the earlier release's directory ``former`` has one: that directory."""
-    former = given / "former"
-    return given if (given / "tls.crt").exists() or not (former / "tls.crt").exists() else former
+    former = directory / "former"
+    return directory if (directory / "tls.crt").exists() or not (former / "tls.crt").exists() else former
 
 
 def _read_token(path: Path) -> str:

@@ -405,12 +405,12 @@ class _Plan:
     Attributes:
         write_to: By node: the servers for the parts of its processes.
         read_from: The servers that may have values.
-        why: By node: why these are fewer than the policy has copies.
+        reasons: By node: why these are fewer than the policy has copies.
     """
 
     write_to: Mapping[str, dict[str, str]]
     read_from: dict[str, str]
-    why: Mapping[str, str]
+    reasons: Mapping[str, str]
 
 
 #: The lists of servers that were encoded last, with their texts.
@@ -577,13 +577,13 @@ class SnapshotNotifier:
         for node in {*chosen, *read}:
             self._interested.setdefault(node, set()).add(gang.workload_uid)
         servers = len(self._cache.snapshot_servers.by_uid)
-        why = {node: snapshot_placement.shortfall(len(nodes), copies, servers) for node, nodes in chosen.items()}
+        reasons = {node: snapshot_placement.shortfall(len(nodes), copies, servers) for node, nodes in chosen.items()}
         write = {node: {each: address(self._writable[each]) for each in nodes} for node, nodes in chosen.items()}
-        plan = self._plans[gang.workload_uid] = _Plan(write, read, why)
+        plan = self._plans[gang.workload_uid] = _Plan(write, read, reasons)
         if not subscribers:
             return
         self._tell(gang.workload_uid, plan, subscribers, 0)
-        lacking = next(filter(None, why.values()), "")
+        lacking = next(filter(None, reasons.values()), "")
         self._recorder.lacks(gang.workload_uid, lacking)
         if lacking:
             self._lacking.add(gang.workload_uid)
@@ -598,8 +598,8 @@ class SnapshotNotifier:
             pod = self._cache.objects.pods.get(subscriber.hello.pod_uid)
             text = None if pod is None else self._capability(pod)
             if pod is not None and text is not None:
-                write, why = plan.write_to.get(pod.node, {}), plan.why.get(pod.node, "it has no node")
-                self._send(subscriber, self._placement(subscriber, text, write, plan.read_from, why))
+                write, reason = plan.write_to.get(pod.node, {}), plan.reasons.get(pod.node, "it has no node")
+                self._send(subscriber, self._placement(subscriber, text, write, plan.read_from, reason))
         if begin + _AT_ONCE < len(subscribers):
             loop = asyncio.get_running_loop()
             loop.call_soon(self._tell, workload_uid, plan, subscribers, begin + _AT_ONCE)

@@ -175,18 +175,18 @@ class GoodputLedger:
             return self  # of a stall that is over
         return self._with(len(self.lives) - 1, stalled)
 
-    def with_block(self, seen: BlockedTimes) -> GoodputLedger:
+    def with_block(self, times: BlockedTimes) -> GoodputLedger:
         """Returns the ledger after the gang was seen to be blocked, or to be blocked no more."""
         if self.finished_ms is not None:
             return self
-        since_ms = max(self.since_ms, seen.since_ms)
-        if seen.until_ms is None:
+        since_ms = max(self.since_ms, times.since_ms)
+        if times.until_ms is None:
             if any(begin <= since_ms < end for begin, end in self.blocked):
                 return self  # another replica has seen its end
-            known = since_ms if self.blocked_since_ms is None else self.blocked_since_ms
-            return dataclasses.replace(self, blocked_since_ms=min(since_ms, known))
-        spans = with_span(self.blocked, since_ms, seen.until_ms)[-_SPANS:]
-        still = self.blocked_since_ms is not None and self.blocked_since_ms >= seen.until_ms
+            before_ms = since_ms if self.blocked_since_ms is None else self.blocked_since_ms
+            return dataclasses.replace(self, blocked_since_ms=min(since_ms, before_ms))
+        spans = with_span(self.blocked, since_ms, times.until_ms)[-_SPANS:]
+        still = self.blocked_since_ms is not None and self.blocked_since_ms >= times.until_ms
         return dataclasses.replace(self, blocked=spans, blocked_since_ms=self.blocked_since_ms if still else None)
 
     def _blocked(self, until_ms: int) -> Spans:

@@ -463,8 +463,8 @@ def read_pod(body: Mapping[str, Any], membership_of: Callable[[Mapping[str, str]
 
 def _read_holdup(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Holdup | None:
     """Reads what holds up a pod. Equal ones are in memory once: a thousand pods may wait for the same."""
-    found = _holdup(spec, status)
-    return None if found is None else shared(found)
+    holdup = _holdup(spec, status)
+    return None if holdup is None else shared(holdup)
 
 
 def _holdup(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Holdup | None:
@@ -506,10 +506,10 @@ def _has_failed(entry: Mapping[str, Any]) -> bool:
 def _ended(main: Sequence[Mapping[str, Any]]) -> Holdup | None:
     """How a container of a pod has ended that has failed. None if it is not known, or if one was started again."""
     for entry in main:
-        ended = (entry.get("state") or {}).get("terminated") or {}
-        if ended.get("exitCode") and not any(item.get("restartCount") for item in main):
-            said = _said(HeldUp.ENDED, ended, text(entry.get("name") or ""))
-            return dataclasses.replace(said, exit_code=int(optional_number(ended["exitCode"], 0)))
+        terminated = (entry.get("state") or {}).get("terminated") or {}
+        if terminated.get("exitCode") and not any(item.get("restartCount") for item in main):
+            holdup = _said(HeldUp.ENDED, terminated, text(entry.get("name") or ""))
+            return dataclasses.replace(holdup, exit_code=int(optional_number(terminated["exitCode"], 0)))
     return None
 
 
@@ -533,15 +533,17 @@ def _training(spec: Mapping[str, Any], main: Sequence[Mapping[str, Any]]) -> Seq
 
 def _beside(spec: Mapping[str, Any], main: Sequence[Mapping[str, Any]]) -> Holdup | None:
     """The container that runs on beside the training, which has ended. None if there is none, or one started again."""
-    ended = [state for entry in _training(spec, main) if (state := (entry.get("state") or {}).get("terminated"))]
+    terminated = [state for entry in _training(spec, main) if (state := (entry.get("state") or {}).get("terminated"))]
     running = [text(entry.get("name") or "") for entry in main if (entry.get("state") or {}).get("running")]
-    if not (ended and running) or any(entry.get("restartCount") for entry in main):
+    if not (terminated and running) or any(entry.get("restartCount") for entry in main):
         return None
-    return Holdup(HeldUp.SIDECAR, container=running[0], exit_code=int(optional_number(ended[0].get("exitCode"), 0)))
+    return Holdup(
+        HeldUp.SIDECAR, container=running[0], exit_code=int(optional_number(terminated[0].get("exitCode"), 0))
+    )
 
 
-def _said(at: HeldUp, said: Mapping[str, Any], container: str = "") -> Holdup:
-    reason, message = text(said.get("reason") or ""), text(said.get("message") or "")
+def _said(at: HeldUp, state: Mapping[str, Any], container: str = "") -> Holdup:
+    reason, message = text(state.get("reason") or ""), text(state.get("message") or "")
     return Holdup(at, reason[:LONGEST_NAME], " ".join(message.split())[:LONGEST_SAID], container[:LONGEST_NAME])
 
 

@@ -179,13 +179,13 @@ class EndedPods:
         elif pod.holdup is not None and pod.holdup.at is HeldUp.ENDED and not pod.helps:
             code, reason = pod.holdup.exit_code, pod.holdup.reason
             episode = f"{pod.restart_attempt} {code} {(pod.ended_at or pod.created_at) // _TOGETHER_S:.0f}"
-            if (why := self._why_it_left(pod, code, workload, preemptions)) is not None:
-                said = f"the process of the pod {pod.name}{where} left with exit code {code}: {why}"
-                self._say(workload, episode, Note(REASON_PROCESS_LEFT, f"{said}; this does not count"))
+            if (cause := self._why_it_left(pod, code, workload, preemptions)) is not None:
+                message = f"the process of the pod {pod.name}{where} left with exit code {code}: {cause}"
+                self._say(workload, episode, Note(REASON_PROCESS_LEFT, f"{message}; this does not count"))
             elif reason in _LOST:
-                said = f"the container of the pod {pod.name}{where} has exit code {code} ({reason}): {_LOST[reason]}"
+                message = f"the container of the pod {pod.name}{where} has exit code {code} ({reason}): {_LOST[reason]}"
                 counts = "this counts, as a Job cannot tell it from an error of the program"
-                self._say(workload, episode, Note(REASON_CONTAINER_LOST, f"{said}; {counts}", warning=True))
+                self._say(workload, episode, Note(REASON_CONTAINER_LOST, f"{message}; {counts}", warning=True))
 
     def _why_it_left(
         self, pod: Pod, code: int | None, workload: Workload, preemptions: Iterable[PreemptionRecord]
@@ -214,6 +214,6 @@ class EndedPods:
         await self._write_queue.close(timeout_s)
 
     async def _write(self, key: Key) -> None:
-        if (known := self._notes.pop(key, None)) is not None:
-            workload, uid, note = known
+        if (entry := self._notes.pop(key, None)) is not None:
+            workload, uid, note = entry
             await self._events.post_on(workload, note, uid)

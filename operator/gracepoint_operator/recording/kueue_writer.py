@@ -47,7 +47,7 @@ _HOSTNAME = "kubernetes.io/hostname"
 
 
 @dataclasses.dataclass
-class _Asked:
+class _Requests:
     """What was asked for a workload.
 
     Attributes:
@@ -84,14 +84,14 @@ class KueueWriter:
         self._api = api
         self._cache = cache
         self._clock = clock
-        self._asked: dict[str, _Asked] = {}  # by the UID of the workload
+        self._requests: dict[str, _Requests] = {}  # by the UID of the workload
         self._write_queue = WriteQueue("nodes of a Kueue workload", self._write, metrics, interval_s)
         self._workloads: dict[Key, str] = {}  # Kueue's Workload -> UID of the workload that it is about
 
     def look(self, gang: GangSnapshot) -> float | None:
         """Asks for other nodes soon if the gang needs them. Returns when to look again even if nothing changes."""
         leaving, waiting, now = self._leaving(gang), _waiting(gang), self._clock()
-        named_at = self._asked.get(gang.workload_uid, _Asked()).named_at
+        named_at = self._requests.get(gang.workload_uid, _Requests()).named_at
         if not (leaving or waiting or named_at is not None):
             return None
         entries = self._cache.suspensions.queue_entries(gang.workload_uid)
@@ -105,7 +105,7 @@ class KueueWriter:
 
     def forget(self, uid: str) -> None:
         """Forgets a workload."""
-        self._asked.pop(uid, None)
+        self._requests.pop(uid, None)
         for entry in [entry for entry, of in self._workloads.items() if of == uid]:
             del self._workloads[entry]
 
@@ -120,9 +120,9 @@ class KueueWriter:
         ended_at = preemption.ended_at or 0.0
         if self._clock() > ended_at + _LEAVES_S and not any(map(preemption.includes, gang.pods)):
             return []
-        asked = self._asked.get(gang.workload_uid, _Asked())
-        known = asked.nodes if asked.preemption == preemption.name else ()
-        return [node for node in preemption.spec.nodes if node not in known]
+        requests = self._requests.get(gang.workload_uid, _Requests())
+        named = requests.nodes if requests.preemption == preemption.name else ()
+        return [node for node in preemption.spec.nodes if node not in named]
 
     async def _write(self, entry: Key) -> None:
         try:
@@ -133,60 +133,60 @@ class KueueWriter:
         if (uid := self._workloads.get(entry)) is None:
             return
         gang = self._cache.gang(uid)
-        asked = self._asked.setdefault(uid, _Asked())
-        body = await self._take_back(kind, body, asked)
+        requests = self._requests.setdefault(uid, _Requests())
+        body = await self._take_back(kind, body, requests)
         if _is_admitted(body):
             if leaving := self._leaving(gang):
                 await self._replace(kind, body, gang, leaving)
             elif waiting := _waiting(gang):
                 await self._evict_if_pinned(kind, body, gang, waiting)
 
-    async def _take_back(self, kind: Kind, body: JsonObject, asked: _Asked) -> JsonObject:
+    async def _take_back(self, kind: Kind, body: JsonObject, requests: _Requests) -> JsonObject:
         """Takes out of the Workload which nodes are replaced, or will not be. Returns it as it is then."""
         named = _unhealthy(body)
         assigned = set(assigned_nodes(body)) if _is_admitted(body) else set()
-        late = asked.named_at is not None and asked.named_at + ANSWERED_S <= self._clock()
-        kept = [node for node in named if node in assigned and not (late and node in asked.nodes)]
+        late = requests.named_at is not None and requests.named_at + ANSWERED_S <= self._clock()
+        kept = [node for node in named if node in assigned and not (late and node in requests.nodes)]
         if kept != named:
             body = await self._change(kind, body, {"unhealthyNodes": [{"name": node} for node in kept] or None})
         if not kept:
-            asked.named_at = None
-        elif asked.named_at is None:
-            asked.named_at = self._clock()
+            requests.named_at = None
+        elif requests.named_at is None:
+            requests.named_at = self._clock()
         return body
 
     async def _replace(self, kind: Kind, body: JsonObject, gang: GangSnapshot, leaving: Sequence[str]) -> None:
         """Names one of these nodes, once those that were named before are replaced."""
-        preemption, asked = _latest(gang), self._asked[gang.workload_uid]
+        preemption, requests = _latest(gang), self._requests[gang.workload_uid]
         if preemption is None:
             return
-        if asked.preemption != preemption.name:
-            asked.preemption, asked.nodes = preemption.name, set()
-        if asked.named_at is not None:
-            asked.nodes |= set(leaving) & set(_unhealthy(body))  # which the other replica has named
+        if requests.preemption != preemption.name:
+            requests.preemption, requests.nodes = preemption.name, set()
+        if requests.named_at is not None:
+            requests.nodes |= set(leaving) & set(_unhealthy(body))  # which the other replica has named
             return  # the watch brings the Workload again
         assigned = set(assigned_nodes(body))
         node = next((node for node in leaving if node in assigned), None)
         if node is not None:
             await self._change(kind, body, {"unhealthyNodes": [{"name": node}]})
-            asked.named_at = self._clock()
+            requests.named_at = self._clock()
             namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
             log.info("asked Kueue to replace a node", extra=about(namespace=namespace, workload=name, node=node))
-        asked.nodes |= {other for other in leaving if other not in assigned or other == node}
+        requests.nodes |= {other for other in leaving if other not in assigned or other == node}
 
     async def _evict_if_pinned(self, kind: Kind, body: JsonObject, gang: GangSnapshot, waiting: Sequence[Pod]) -> None:
         """Evicts the Workload if pods wait in vain for a node that goes away."""
-        asked, preemption = self._asked[gang.workload_uid], _latest(gang)
+        requests, preemption = self._requests[gang.workload_uid], _latest(gang)
         if gang.workload is None or not any(assigned_nodes(body)):
             return
         late = [pod for pod in waiting if pod.created_at + PINNED_S <= self._clock()]
-        asked.pinned = {pod.uid: asked.pinned[pod.uid] for pod in late if pod.uid in asked.pinned}
-        wanted = {node for pod in late if (node := await self._pinned_to(pod, asked.pinned))}
+        requests.pinned = {pod.uid: requests.pinned[pod.uid] for pod in late if pod.uid in requests.pinned}
+        pins = {node for pod in late if (node := await self._pinned_to(pod, requests.pinned))}
         start = ("" if preemption is None else preemption.name, gang.workload.restarts)
-        if asked.start != start:
-            asked.start, asked.evicted = start, set()
-        left = set() if preemption is None else set(preemption.spec.nodes)
-        going = sorted((wanted & (self._cache.objects.disrupted_nodes | left)) - asked.evicted)
+        if requests.start != start:
+            requests.start, requests.evicted = start, set()
+        leaving = set() if preemption is None else set(preemption.spec.nodes)
+        going = sorted((pins & (self._cache.objects.disrupted_nodes | leaving)) - requests.evicted)
         if not going:
             return
         condition = {
@@ -199,8 +199,8 @@ class KueueWriter:
         }
         others = [item for item in body["status"].get("conditions") or () if item.get("type") != "Evicted"]
         await self._change(kind, body, {"conditions": [*others, condition], "unhealthyNodes": None})
-        asked.evicted |= set(going)
-        asked.named_at = None
+        requests.evicted |= set(going)
+        requests.named_at = None
         namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
         log.warning(
             "evicted a workload of Kueue, as its pods are pinned to nodes that are going away",
@@ -213,9 +213,9 @@ class KueueWriter:
         change = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "status": status}
         return await self._api.merge_status(kind, meta["namespace"], meta["name"], change)
 
-    async def _pinned_to(self, pod: Pod, known: dict[str, str]) -> str:
+    async def _pinned_to(self, pod: Pod, node_by_pod: dict[str, str]) -> str:
         """The node to which a pod is pinned. Empty if it is pinned to none, or gone. Each pod is read once."""
-        if (node := known.get(pod.uid)) is not None:
+        if (node := node_by_pod.get(pod.uid)) is not None:
             return node
         try:
             spec = (await self._api.get(objects.PODS, pod.namespace, pod.name)).get("spec") or {}
@@ -223,7 +223,7 @@ class KueueWriter:
             return ""
         node = "" if spec.get("nodeName") else str((spec.get("nodeSelector") or {}).get(_HOSTNAME) or "")
         if not spec.get("schedulingGates"):  # Kueue pins a pod before it takes the gate away
-            known[pod.uid] = node
+            node_by_pod[pod.uid] = node
         return node
 
 

@@ -454,8 +454,8 @@ class WaitRecorder:
                 "a gang waits to start",
                 extra=about(workload=waiting_gang.workload.name, namespace=namespace, why=first.in_words(now)),
             )
-            said = waiting.note(waiting_gang.workload, waiting_gang.shown, now)
-            await self._events.post_on(waiting_gang.workload, said, episode)
+            note = waiting.note(waiting_gang.workload, waiting_gang.shown, now)
+            await self._events.post_on(waiting_gang.workload, note, episode)
 
     async def _asked(self, namespace: str, uid: str, wait: StartWait) -> tuple[EventSaid, ...]:
         """What Events say of a wait, or Kueue of a suspension. Empty: nothing, or they cannot be read."""

@@ -174,7 +174,7 @@ def introduce(
         indices = [names[0] for names in members]
         if indices != list(range(count)):
             return json.dumps({"wrong": f"expected the process indices 0 to {count - 1} once each, found {indices}"})
-        if problem := _problem([Introduction(*who) for *_, who, _ in messages]):
+        if problem := _problem([Introduction(*introduction) for *_, introduction, _ in messages]):
             return json.dumps(problem)
         if lacking := [lacks for *_, lacks in messages if lacks]:
             return json.dumps({"not_joined": "; ".join(lacking[:_AT_MOST])})
@@ -190,9 +190,9 @@ def introduce(
 
     import jax
 
-    who = Introduction(gang.process_index, count, start.job, start.attempt, start.pod, jax.__version__)
-    about = [dataclasses.astuple(me), injected, nonce, started_unix_s, dataclasses.astuple(who)]
-    message = json.dumps([*about, f"{who} {lacks}" if lacks else ""])
+    introduction = Introduction(gang.process_index, count, start.job, start.attempt, start.pod, jax.__version__)
+    about = [dataclasses.astuple(me), injected, nonce, started_unix_s, dataclasses.astuple(introduction)]
+    message = json.dumps([*about, f"{introduction} {lacks}" if lacks else ""])
     answer = json.loads(gang.reduce("members", message, merge, timeout_s=timeout_s))
     if "wrong" in answer:
         raise AgreementError(answer["wrong"])
@@ -285,12 +285,12 @@ def join(
     how: dict[str, Any] = {"wait_s": settings.join_timeout_s or None, "waiting": waiting}
     if ENV_TPU in environ:
         logger.info("leaving the cluster's detection to jax reason=%s is set", ENV_TPU)
-        known = Place()
+        injected = Place()
         with contextlib.suppress(SettingsError):  # the pod was not injected: JAX alone knows the place
-            known = Place(settings.coordinator_address, settings.process_count, settings.process_id)
-        if known.is_known:
+            injected = Place(settings.coordinator_address, settings.process_count, settings.process_id)
+        if injected.is_known:
             how["heartbeat_timeout_seconds"] = HEARTBEAT_S
-        joined = join_cluster(Place(), start, meet_as=known, **how)
+        joined = join_cluster(Place(), start, meet_as=injected, **how)
     else:
         place = Place(settings.coordinator_address, settings.process_count, settings.process_id)
         how["heartbeat_timeout_seconds"] = HEARTBEAT_S
@@ -420,13 +420,13 @@ def lacking_accelerators(environ: Mapping[str, str], *, in_pod: bool, devices: P
     Raises:
         SettingsError: JAX's package for such devices is missing, which another start would not change.
     """
-    given = [f"{name}={value}" for name in _GIVEN if _GIVEN[name].match(value := environ.get(name, ""))]
+    accelerators = [f"{name}={value}" for name in _GIVEN if _GIVEN[name].match(value := environ.get(name, ""))]
     has_package = any(importlib.util.find_spec(name) is not None for name in ("jax_plugins", "libtpu"))
     if in_pod and has_package:
-        given += [str(file) for pattern in _DEVICE_FILES for file in sorted(devices.glob(pattern))]
-    if not given or not cpu_by_fallback():
+        accelerators += [str(file) for pattern in _DEVICE_FILES for file in sorted(devices.glob(pattern))]
+    if not accelerators or not cpu_by_fallback():
         return ""
-    shown = ", ".join(given[:_AT_MOST])
+    shown = ", ".join(accelerators[:_AT_MOST])
     if not has_package:
         raise SettingsError(f"{shown} gives this container accelerators, and JAX finds cpu alone. {FALLBACK}")
     return f"was given accelerators ({shown}), and JAX finds cpu alone. {FALLBACK}"

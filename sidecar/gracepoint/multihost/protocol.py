@@ -317,11 +317,11 @@ class Member:
 
     def finish(self) -> Iterator[None]:
         """Passes the last sync point, and writes that to the bell if no process has done so before."""
-        last, step = self.seat.ordinal, self._position()[0]
+        ordinal, step = self.seat.ordinal, self._position()[0]
         self.seat.finish()
         yield
         if not self.ledger.finished:
-            finished = Finished(self._process_index, last, step)
+            finished = Finished(self._process_index, ordinal, step)
             self._bell.ring(finished, unless=lambda there: isinstance(there, Finished))
 
     def folder(self, epoch: int) -> str:

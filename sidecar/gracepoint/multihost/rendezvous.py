@@ -121,14 +121,15 @@ class Introduction:
         Raises:
             ValueError: It is no introduction.
         """
-        made = cls(**{field.name: message.get(field.name) for field in dataclasses.fields(cls)})  # type: ignore[arg-type]
-        numbers = (made.process_id, made.process_count, made.attempt)
-        if not all(type(number) is int and number >= 0 for number in numbers) or made.process_id >= made.process_count:
+        introduction = cls(**{field.name: message.get(field.name) for field in dataclasses.fields(cls)})  # type: ignore[arg-type]
+        process_id, count, job = introduction.process_id, introduction.process_count, introduction.job
+        numbers = (process_id, count, introduction.attempt)
+        if not all(type(number) is int and number >= 0 for number in numbers) or process_id >= count:
             raise ValueError("expected a process id below the number of processes, and an attempt")
-        texts = (made.pod, made.jax, made.version, "" if made.job is None else made.job)
+        texts = (introduction.pod, introduction.jax, introduction.version, "" if job is None else job)
         if not all(isinstance(text, str) and len(text) <= _NAME_CHARACTERS and text.isprintable() for text in texts):
             raise ValueError("expected short texts")
-        return made
+        return introduction
 
     def __str__(self) -> str:
         return f"process {self.process_id} ({self.pod}) of attempt {self.attempt}"
@@ -156,17 +157,17 @@ def compare(first: Introduction, second: Introduction) -> Comparison:
 def difference(first: Introduction, second: Introduction) -> str:
     """Returns, as a sentence, why two processes of one attempt cannot train together. Empty if they can."""
     for field, name in (("process_count", "processes"), ("version", "gracepoint"), ("jax", "jax")):
-        found, other = getattr(first, field), getattr(second, field)
-        if found != other:
+        value, other = getattr(first, field), getattr(second, field)
+        if value != other:
             one, two = sorted((first, second), key=lambda each: each.process_id)
             has = "was told {} {}" if field == "process_count" else "has {1} {0}"
-            said = ", ".join(f"{each} {has.format(getattr(each, field), name)}" for each in (one, two))
+            both = ", ".join(f"{each} {has.format(getattr(each, field), name)}" for each in (one, two))
             fix = (
                 "the job's size was changed while it ran: start all pods again"
                 if field == "process_count"
                 else "run the same image in all pods; a tag that was moved is another image"
             )
-            return f"{said}. Expected the same in all processes: {fix}"
+            return f"{both}. Expected the same in all processes: {fix}"
     return ""
 
 
@@ -353,13 +354,13 @@ class Gathering:
                     if not ready and not self._lost:
                         self._tell(alive=True)
                     if any(key.data is None for key in ready):
-                        if not (said := woken.recv(_LINE_BYTES)):
+                        if not (message := woken.recv(_LINE_BYTES)):
                             return
-                        if b"attached" in said:
+                        if b"attached" in message:
                             self._tell(joined=True)
                             for line in self._lines:
                                 line.set_options(_KEEPALIVE_LATER)
-                        if b"leaving" in said:
+                        if b"leaving" in message:
                             self._tell(leaves=True)
                             self._told.set()
                     for line in (key.data for key in ready if key.data is not None):
@@ -621,29 +622,28 @@ class Host:
             else:
                 self._admit(line, line.who)
 
-    def _admit(self, line: Line, who: Introduction) -> None:
+    def _admit(self, line: Line, introduction: Introduction) -> None:
         line.send(**dataclasses.asdict(self._me))
-        verdict = compare(self._me, who)
+        verdict = compare(self._me, introduction)
         if verdict is Comparison.FIRST_IS_OLD:
-            self._tell(ends=outdated(self._me, who))
-            raise not_joined(outdated(self._me, who), self._exit_code)
+            self._tell(ends=outdated(self._me, introduction))
+            raise not_joined(outdated(self._me, introduction), self._exit_code)
         if verdict is Comparison.DIFFERS:
-            self._fail(difference(self._me, who), line)
-        if verdict is not Comparison.FITS or who.process_id == 0:
-            refused = (
-                f"; refused {who}, of job {who.job}: {verdict if verdict is not Comparison.FITS else 'its id is taken'}"
-            )
+            self._fail(difference(self._me, introduction), line)
+        if verdict is not Comparison.FITS or introduction.process_id == 0:
+            reason = verdict if verdict is not Comparison.FITS else "its id is taken"
+            refused = f"; refused {introduction}, of job {introduction.job}: {reason}"
             if refused != self._last_refused:  # it may try again every second
                 logger.warning("process 0 has%s", refused.removeprefix(";"))
             self._last_refused = refused
             self._drop(line)
             return
-        before = self._present.pop(who.process_id, None)
+        before = self._present.pop(introduction.process_id, None)
         if before is not None:  # a pod that was replaced, and whose end was not seen
-            before.send(ends=f"{who} has come in its place")
+            before.send(ends=f"{introduction} has come in its place")
             self._drop(before)
         del self._strangers[line]
-        self._present[who.process_id] = line
+        self._present[introduction.process_id] = line
 
     def _fail(self, reason: str, stranger: Line) -> NoReturn:
         self._tell(failed=reason)
@@ -716,9 +716,9 @@ def split(address: str) -> tuple[str, int]:
 def _allow_files(count: int) -> None:
     """Raises this process's limit of open files, where it can, so that as many connections and JAX's own fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count + 512
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    files = count + 512
+    if soft != resource.RLIM_INFINITY and soft < files:
+        most = files if hard == resource.RLIM_INFINITY else min(files, hard)
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
@@ -747,14 +747,14 @@ class Lookup:
             asking = threading.Thread(target=self._ask, args=(self._answers,), name="gracepoint-lookup", daemon=True)
             asking.start()
         try:
-            found = self._answers.get(timeout=timeout_s)
+            answer = self._answers.get(timeout=timeout_s)
         except queue.Empty:
             raise TimeoutError(f"its name {self._host} cannot be looked up: the resolver does not answer") from None
         self._answers = None
-        if isinstance(found, OSError):
-            resolver = ", the cluster's DNS does not answer" if _is_silent(found) else ""
-            raise OSError(f"its name {self._host} cannot be looked up{resolver}: {found}") from found
-        return found
+        if isinstance(answer, OSError):
+            resolver = ", the cluster's DNS does not answer" if _is_silent(answer) else ""
+            raise OSError(f"its name {self._host} cannot be looked up{resolver}: {answer}") from answer
+        return answer
 
     def _ask(self, answers: queue.SimpleQueue[Sequence[Any] | OSError]) -> None:
         try:
@@ -881,11 +881,13 @@ class Guest:
         if verdict is Comparison.DIFFERS:
             raise AgreementError(difference(line.who, self._me))
         if verdict is not Comparison.FITS:
-            what = f"of job {line.who.job}; this is job {self._me.job}" if verdict is Comparison.OTHER_JOB else "old"
-            known = f"{line.who} is there, which is {what}"
-            if known != self._known:
-                logger.warning("%s still waits for its own process 0: %s", self._me, known)
-            self._known = known
+            mismatch = (
+                f"of job {line.who.job}; this is job {self._me.job}" if verdict is Comparison.OTHER_JOB else "old"
+            )
+            sighting = f"{line.who} is there, which is {mismatch}"
+            if sighting != self._known:
+                logger.warning("%s still waits for its own process 0: %s", self._me, sighting)
+            self._known = sighting
             return False
         self._known = "it is here, and waits for others"
         return True

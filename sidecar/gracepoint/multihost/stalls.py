@@ -155,10 +155,10 @@ def suspicion(places: Mapping[int, StalledAt], count: int, names: Pods = ()) -> 
             "",
         )
     orders = {index: place.order for index, place in places.items()}
-    first, last = min(orders.values()), max(orders.values())
-    if first != last:
-        behind = sorted(index for index, order in orders.items() if order == first)
-        ahead = next(place for place in places.values() if place.order == last)
+    lowest, highest = min(orders.values()), max(orders.values())
+    if lowest != highest:
+        behind = sorted(index for index, order in orders.items() if order == lowest)
+        ahead = next(place for place in places.values() if place.order == highest)
         be = "is" if len(behind) == 1 else "are"
         reason = f"{named(behind, names)} {be} at {places[behind[0]].reached}, others at {ahead.reached}"
         return Suspicion(behind, reason, places[behind[0]].stack)

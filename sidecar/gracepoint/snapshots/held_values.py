@@ -365,7 +365,7 @@ class HeldValues:
         cost_bytes = size_bytes + VALUE_BYTES
         limit_bytes = min(self._workload_bytes, capability.max_bytes)
         less = "drop older steps, or raise the limit"
-        for what, used_bytes, allowed_bytes, advice in (
+        for holder, used_bytes, allowed_bytes, advice in (
             ("the workload has", workload.used_bytes, limit_bytes, less),
             ("the namespace has", self._used_of_namespace[workload.namespace], self._namespace_bytes, less),
             ("all have", self._used_bytes, self.capacity_bytes, "use another server, or give it more memory"),
@@ -373,7 +373,7 @@ class HeldValues:
             if used_bytes + cost_bytes > allowed_bytes:
                 raise NotServed(
                     Refusal.FULL,
-                    f"{key} of {size_bytes} bytes: {what} {used_bytes} of {allowed_bytes} bytes here: {advice}",
+                    f"{key} of {size_bytes} bytes: {holder} {used_bytes} of {allowed_bytes} bytes here: {advice}",
                 )
         self._account(workload, cost_bytes)
 

@@ -431,9 +431,9 @@ class SnapshotServer:
                 "try later",
             )
         of_crowded = [each for each in self._known if each.namespace == crowded]
-        taken = next((each for each in of_crowded if each.is_idle), of_crowded[0])
-        del self._known[taken]
-        shut_down(taken.socket)
+        victim = next((each for each in of_crowded if each.is_idle), of_crowded[0])
+        del self._known[victim]
+        shut_down(victim.socket)
         self._counts["crowded out"] += 1
 
     # Requests.

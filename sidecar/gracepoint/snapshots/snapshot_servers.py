@@ -326,7 +326,7 @@ class SnapshotServers:
                 logger.warning("what the snapshot server of node %s has is not known: %s", server.node, error)
                 return []
 
-        found: dict[PartName, list[tuple[ServerAt, StoredValue]]] = {}
+        copies_of: dict[PartName, list[tuple[ServerAt, StoredValue]]] = {}
         workers = min(_ASKED_AT_ONCE, len(placement.servers))
         with concurrent.futures.ThreadPoolExecutor(workers, "gracepoint: finds snapshots") as threads:
             for server, values in zip(placement.servers, threads.map(look, placement.servers), strict=True):
@@ -334,7 +334,7 @@ class SnapshotServers:
                     place = value.place
                     save = place.path.removeprefix(f"{_DONE}/")
                     name = PartName(place.step, place.attempt, place.part, save)
-                    found.setdefault(name, []).append((server, value))
+                    copies_of.setdefault(name, []).append((server, value))
         return [
             FoundPart(
                 name,
@@ -342,7 +342,7 @@ class SnapshotServers:
                 min(value.age_s for _, value in copies),
                 tuple(server for server, value in copies if value.checksum == copies[0][1].checksum),
             )
-            for name, copies in found.items()
+            for name, copies in copies_of.items()
         ]
 
     def look(self, key: str, servers: Sequence[ServerAt]) -> StoredValue:

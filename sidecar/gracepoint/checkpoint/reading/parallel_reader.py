@@ -193,8 +193,8 @@ def clipped(region: Index, shape: Sequence[int]) -> Index:
 def within(part: Index, region: Index) -> tuple[Any, ...]:
     """Returns the overlap of ``part`` and ``region`` as slices relative to the start of ``region``."""
     slices = [
-        slice(max(start, first) - first, min(stop, last) - first)
-        for (start, stop), (first, last) in zip(part, region, strict=True)
+        slice(max(start, region_start) - region_start, min(stop, region_stop) - region_start)
+        for (start, stop), (region_start, region_stop) in zip(part, region, strict=True)
     ]
     return (*slices, ...)  # without the ellipsis, numpy returns a value and no view if there are no axes
 

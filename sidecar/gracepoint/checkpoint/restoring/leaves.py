@@ -216,9 +216,9 @@ def as_args_say(stored: StoredLeaf, request: LeafRequest, args: RestoreArgs, *, 
     if shape is not None:
         request = dataclasses.replace(request, shape=tuple(shape))
     if (args.mesh is None) != (args.mesh_axes is None):
-        given, other = ("mesh", "mesh_axes") if args.mesh_axes is None else ("mesh_axes", "mesh")
+        present, absent = ("mesh", "mesh_axes") if args.mesh_axes is None else ("mesh_axes", "mesh")
         raise CheckpointRefused(
-            f"leaf {stored.name!r}: {given} without {other} says no sharding; give both, or sharding"
+            f"leaf {stored.name!r}: {present} without {absent} says no sharding; give both, or sharding"
         )
     option: Any = sharding_of(args.sharding, f"leaf {stored.name!r}")
     layout: Any = None

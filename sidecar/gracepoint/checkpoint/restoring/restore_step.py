@@ -375,11 +375,11 @@ def find_in_memory(
         return json.dumps([step.to_json() for step in steps])
 
     text = by_process_zero(look, gang=gang, key=key, deadline=deadline)
-    found: dict[int, FoundStep] = {}
-    root = SnapshotPath(FoundSteps(servers, found, layout.MANIFEST), "")
+    by_step: dict[int, FoundStep] = {}
+    root = SnapshotPath(FoundSteps(servers, by_step, layout.MANIFEST), "")
     for step in map(CompleteStep.from_json, json.loads(text)):
-        found[step.step] = _found(root, step)
-    return InMemorySteps(Layout(root), Listing(tuple(sorted(found, reverse=True)), (), ()))
+        by_step[step.step] = _found(root, step)
+    return InMemorySteps(Layout(root), Listing(tuple(sorted(by_step, reverse=True)), (), ()))
 
 
 def _found(root: StoragePath, step: CompleteStep) -> FoundStep:

@@ -193,11 +193,11 @@ def complete_steps(servers: SnapshotServers, timeout_s: float, of: str = "") -> 
         of: Only of this directory (``steps_of``). Empty: of all.
     """
     saves: dict[tuple[int, int, str], dict[int, FoundPart]] = {}
-    for found in servers.find(timeout_s):
-        name = found.name
+    for part in servers.find(timeout_s):
+        name = part.name
         if of and not name.save.rpartition(".")[0].endswith(f"-{of}"):
             continue
-        saves.setdefault((name.step, name.attempt, name.save), {})[name.part] = found
+        saves.setdefault((name.step, name.attempt, name.save), {})[name.part] = part
 
     def order(save: tuple[int, int, str]) -> tuple[int, int, float]:
         return save[0], save[1], -min(part.age_s for part in saves[save].values())
@@ -232,13 +232,13 @@ def _complete(servers: SnapshotServers, parts: Mapping[int, FoundPart]) -> Compl
     in_order = [parts[part] for part in range(count)]
     with ThreadPoolExecutor(min(_READ_AT_ONCE, count), "gracepoint: reads records") as threads:
         records = list(threads.map(lambda part: _record(servers, part), in_order))
-    for found, record in zip(in_order, records, strict=True):
+    for part, record in zip(in_order, records, strict=True):
         if (record.step, f"{record.attempt}.{record.ordinal}", record.process_index) != (
-            found.name.step,
-            found.name.save,
-            found.name.part,
+            part.name.step,
+            part.name.save,
+            part.name.part,
         ):
-            raise CheckpointCorrupt(f"part {found.name.part} has a done-record of another save")
+            raise CheckpointCorrupt(f"part {part.name.part} has a done-record of another save")
     manifest = merge(records)
     owner = {path: record.process_index for record in records for path in record.files}
     owners = [(part, len(list(files))) for part, files in itertools.groupby(owner[path] for path in manifest.files)]

@@ -118,12 +118,12 @@ def fingerprint(data: memoryview) -> bytes:
     """
     whole_bytes = len(data) // _ROW_BYTES * _ROW_BYTES
     table = np.frombuffer(data[:whole_bytes], np.uint64).reshape(-1, _ROW_BYTES // 8)
-    made = hashlib.sha256(data[whole_bytes:])
+    hasher = hashlib.sha256(data[whole_bytes:])
     for first in range(0, len(table), _ROWS_AT_ONCE):  # so that both sums find the rows in a cache
         rows = table[first : first + _ROWS_AT_ONCE]
-        made.update(rows.sum(axis=0).data)
-        made.update(rows.sum(axis=1).data)
-    return made.digest()
+        hasher.update(rows.sum(axis=0).data)
+        hasher.update(rows.sum(axis=1).data)
+    return hasher.digest()
 
 
 def _contents(data: ArrayBytes) -> memoryview:
@@ -167,7 +167,7 @@ class FoundSteps:
         self.steps = steps
         self.manifest = manifest
 
-    def found(self, key: str) -> tuple[FoundStep, int, str]:
+    def step_of(self, key: str) -> tuple[FoundStep, int, str]:
         """Returns the step of a file, its number, and the file's path.
 
         Raises:
@@ -184,12 +184,12 @@ class FoundSteps:
         Raises:
             FileNotFoundError: The step has no such file.
         """
-        found, step, path = self.found(key)
+        step, number, path = self.step_of(key)
         try:
-            part = found.owner_of(path)
+            part = step.owner_of(path)
         except KeyError:
             raise FileNotFoundError(errno.ENOENT, "the snapshot has no such file", key) from None
-        return PartName(step, found.attempt, part, found.save).file(path), found.parts[part]
+        return PartName(number, step.attempt, part, step.save).file(path), step.parts[part]
 
 
 class SnapshotPath(StoragePath):
@@ -230,9 +230,9 @@ class SnapshotPath(StoragePath):
         self.send(bytes_of(data), crc32(data), current_limit() or _nothing)
 
     def read(self) -> Value:
-        found = self._found()
-        step, _, path = found.found(self.key)
-        if path == found.manifest:
+        steps = self._found()
+        step, _, path = steps.step_of(self.key)
+        if path == steps.manifest:
             return Value(step.manifest, Generation(step.save))
         with self.open() as reader:
             data = bytearray(reader.size_bytes)
@@ -241,15 +241,15 @@ class SnapshotPath(StoragePath):
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_SnapshotReader]:
-        found = self._found()
-        key, servers = found.copies(self.key)
-        yield _SnapshotReader(found.servers, key, servers)
+        steps = self._found()
+        key, servers = steps.copies(self.key)
+        yield _SnapshotReader(steps.servers, key, servers)
 
     def entry(self) -> Entry | None:
         try:
-            found = self._found()
-            key, servers = found.copies(self.key)
-            value = found.servers.look(key, servers)
+            steps = self._found()
+            key, servers = steps.copies(self.key)
+            value = steps.servers.look(key, servers)
         except FileNotFoundError:
             return None
         return Entry(self.key, value.bytes, Generation(value.generation), 0.0)

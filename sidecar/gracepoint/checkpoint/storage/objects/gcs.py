@@ -93,8 +93,8 @@ class GcsApi:
         query = {"alt": "media"} | ({} if generation is None else {"generation": str(generation)})
         self._send(exchange, "GET", f"{self._place(key)}?{urlencode(query)}", key, headers)
         with provider.parsing(f"GET {self.url(key)}"):
-            found = Generation(exchange.headers["x-goog-generation"])
-            return Found(provider.total_bytes(exchange, first), found, provider.changed_s(exchange), "")
+            stored = Generation(exchange.headers["x-goog-generation"])
+            return Found(provider.total_bytes(exchange, first), stored, provider.changed_s(exchange), "")
 
     def head(self, exchange: Exchange, key: str) -> Found | None:
         try:
