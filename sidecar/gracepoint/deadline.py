@@ -180,6 +180,7 @@ class Choice(StrEnum):
     FINISH_IN_FLIGHT = "FinishInFlight"  # the save in progress is finished, then the current step is saved
     CANCEL_AND_SAVE = "CancelAndSave"  # the save in progress is stopped, and the current step is saved
     PROMOTE = "Promote"  # the newest snapshot in host memory is committed in place of the current step
+    EVACUATE = "Evacuate"  # the current step is sent to the snapshot servers of nodes that stay
     #: Nothing is predicted to be done in time. Done as FINISH_IN_FLIGHT, as nothing is lost by trying.
     IMPOSSIBLE = "Impossible"
 
@@ -213,6 +214,26 @@ class NewestSnapshot:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Evacuation:
+    """What a process would send to the memory of nodes that stay.
+
+    Attributes:
+        part_bytes: Bytes of this process's part, which goes to each server.
+        copies: How many servers it may be sent to.
+        bytes_per_s: Bytes per second that this process has sent, to all servers together. None: none was measured.
+    """
+
+    part_bytes: int
+    copies: int
+    bytes_per_s: float | None
+
+    @property
+    def send_s(self) -> float:
+        """Predicted seconds to send the part to all servers."""
+        return writing_s(self.part_bytes * self.copies, 1, self.bytes_per_s)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Situation:
     """What one process, or all of them, know at the agreed sync point.
 
@@ -226,6 +247,7 @@ class Situation:
         snapshot_bytes_per_s: Bytes per second of earlier saves from a snapshot. None if there was none.
         snapshot: The newest snapshot in host memory. None if there is none.
         margin: Factor on predictions.
+        evacuation: What would be sent to the memory of other nodes. None: a process has no server to send to.
     """
 
     step: int
@@ -237,6 +259,7 @@ class Situation:
     snapshot_bytes_per_s: float | None
     snapshot: NewestSnapshot | None
     margin: float
+    evacuation: Evacuation | None = None
 
     @property
     def save_s(self) -> float:
@@ -280,6 +303,8 @@ class Situation:
             fields["snapshot"] = NewestSnapshot(
                 **fields["snapshot"] | {"state": SnapshotState(fields["snapshot"]["state"])}
             )
+        if fields["evacuation"] is not None:
+            fields["evacuation"] = Evacuation(**fields["evacuation"])
         return cls(**fields)
 
 
@@ -324,6 +349,7 @@ def merged(situations: Sequence[Situation]) -> Situation:
         snapshot_bytes_per_s=_of_known(min, [s.snapshot_bytes_per_s for s in situations]),
         snapshot=_merged_snapshot(situations),
         margin=max(s.margin for s in situations),
+        evacuation=_merged_evacuation([s.evacuation for s in situations]),
     )
 
 
@@ -333,6 +359,9 @@ def plan(now: Situation) -> Plan:
     writing = snapshot is not None and snapshot.state is SnapshotState.WRITING
     current_s, remaining = now.drain_s + now.save_s, f"{max(left_s, 0.0):.1f} s are left"
     save_alone = Choice.CANCEL_AND_SAVE if writing else Choice.SAVE_NOW
+    evacuation = now.evacuation
+    memory_s = math.inf if evacuation is None else now.drain_s + evacuation.send_s
+    servers = "" if evacuation is None else f"sending it to {evacuation.copies} snapshot servers {memory_s:.1f} s"
 
     def current(choice: Choice, reason: str) -> Plan:
         return Plan(choice, now.step, 0, reason)
@@ -354,6 +383,8 @@ def plan(now: Situation) -> Plan:
             return current(Choice.FINISH_IN_FLIGHT, f"{needs} and {flight}: there is time for both, {remaining}")
         if margin * current_s <= left_s:
             return current(Choice.CANCEL_AND_SAVE, f"{needs} and {flight}: there is no time for both, {remaining}")
+        if margin * memory_s <= left_s:
+            return current(Choice.EVACUATE, f"{needs}, {servers}, and {flight}, {remaining}")
         if margin * finish_s <= left_s and both_s <= left_s:
             return current(
                 Choice.FINISH_IN_FLIGHT,
@@ -364,6 +395,8 @@ def plan(now: Situation) -> Plan:
             return Plan(Choice.PROMOTE, snapshot.step, lost, f"{needs}, {flight}, {remaining}")
     elif margin * current_s <= left_s:
         return current(Choice.SAVE_NOW, f"{needs}, {remaining}")
+    elif margin * memory_s <= left_s:
+        return current(Choice.EVACUATE, f"{needs}, {servers}, {remaining}")
     held = snapshot is not None and snapshot.state is SnapshotState.HELD and snapshot.step != now.step
     if snapshot is not None and held and margin * now.rewrite_s <= left_s:
         lost = now.step - snapshot.step
@@ -371,6 +404,8 @@ def plan(now: Situation) -> Plan:
         return Plan(Choice.PROMOTE, snapshot.step, lost, f"{needs}, {again}, {remaining}")
     if current_s <= left_s:
         return current(save_alone, f"{needs}, which fits without margin, {remaining}")
+    if memory_s <= left_s:
+        return current(Choice.EVACUATE, f"{needs}, {servers}, which fits without margin, {remaining}")
     older_s = now.finish_s if writing else now.rewrite_s if held else math.inf
     if snapshot is not None and older_s <= left_s:
         lost, older = now.step - snapshot.step, f"the snapshot of step {snapshot.step} {older_s:.1f} s"
@@ -394,6 +429,12 @@ def _merged_snapshot(situations: Sequence[Situation]) -> NewestSnapshot | None:
             if situation.snapshot is not None and situation.snapshot.state is state:
                 return situation.snapshot
     return max(situations, key=lambda s: s.finish_s).snapshot
+
+
+def _merged_evacuation(evacuations: Sequence[Evacuation | None]) -> Evacuation | None:
+    """Returns the slowest evacuation. None if a process has no server to send to: without its part, no step is safe."""
+    known = [each for each in evacuations if each is not None]
+    return max(known, key=lambda each: each.send_s) if len(known) == len(evacuations) else None
 
 
 def _of_known(choose: Callable[[Sequence[T]], T], values: Sequence[T | None]) -> T | None:

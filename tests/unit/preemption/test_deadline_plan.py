@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gracepoint.deadline import Choice, NewestSnapshot, Situation, SnapshotState, merged, must_choose, plan
+from gracepoint.deadline import Choice, Evacuation, NewestSnapshot, Situation, SnapshotState, merged, must_choose, plan
 from tests.unit.preemption.fakes.deadline_scenarios import SCENARIOS, STEP, Scenario, markdown
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "deadline.md"
@@ -45,6 +45,10 @@ def test_the_table_has_every_choice_and_every_state_of_a_snapshot() -> None:
             "step 1000 needs 40.6 s to drain and save, the save of step 975, in progress, needs another 4.0 s, 27",
         ),
         (SCENARIOS[20], "the snapshot of step 990, whose save failed, 4.0 s"),
+        (
+            Scenario(160, 4, 27, 0.2, None, None, 0, Choice.EVACUATE, 0, 12),
+            "step 1000 needs 40.6 s to drain and save, sending it to 2 snapshot servers 12.6 s, 27.0 s are left",
+        ),
         (SCENARIOS[2], "nothing older can be had in time, 27.0 s are left; tried anyway"),
     ],
 )
@@ -71,7 +75,12 @@ def test_save_with_nothing_on_disk_is_not_expected_sooner_than_elapsed() -> None
 
 
 def exactly(
-    left_s: float, *, save_s: float = 8, finish_s: float | None = None, rewrite_s: float | None = None
+    left_s: float,
+    *,
+    save_s: float = 8,
+    finish_s: float | None = None,
+    rewrite_s: float | None = None,
+    send_s: float | None = None,
 ) -> Situation:
     """Four seconds to drain, a margin of 2. Half of a save under way is done; ``rewrite_s`` is of a held snapshot."""
     found = None
@@ -90,6 +99,7 @@ def exactly(
         snapshot_bytes_per_s=None if rewrite_s is None else 16 / rewrite_s,
         snapshot=found,
         margin=2.0,
+        evacuation=None if send_s is None else Evacuation(part_bytes=8, copies=2, bytes_per_s=16 / send_s),
     )
 
 
@@ -106,6 +116,10 @@ def exactly(
         pytest.param(exactly(12), Choice.SAVE_NOW, "without margin", id="no other save, without it"),
         pytest.param(exactly(20, rewrite_s=10), Choice.PROMOTE, "whose save failed", id="a held one, with the margin"),
         pytest.param(exactly(10, rewrite_s=10), Choice.PROMOTE, "without margin", id="a held one, without it"),
+        pytest.param(exactly(20, save_s=20, send_s=6), Choice.EVACUATE, "10.0 s, 20.0 s", id="memory, with the margin"),
+        pytest.param(exactly(10, save_s=20, send_s=6), Choice.EVACUATE, "without margin", id="memory, without it"),
+        pytest.param(exactly(20, save_s=20, finish_s=6, send_s=6), Choice.EVACUATE, "another", id="memory, not older"),
+        pytest.param(exactly(12, send_s=6), Choice.SAVE_NOW, "without margin", id="storage, if neither is safe"),
     ],
 )
 def test_what_needs_exactly_the_time_left_fits(now: Situation, choice: Choice, words: str) -> None:
@@ -172,6 +186,8 @@ situations = st.builds(
     snapshot_bytes_per_s=rates,
     snapshot=snapshots,
     margin=st.floats(1.0, 3.0),
+    evacuation=st.none()
+    | st.builds(Evacuation, part_bytes=st.integers(0, 10**13), copies=st.integers(1, 2), bytes_per_s=rates),
 )
 
 
@@ -190,6 +206,9 @@ def test_a_choice_can_be_followed(now: Situation) -> None:
         assert state is SnapshotState.WRITING
     if found.choice is Choice.SAVE_NOW:
         assert state is not SnapshotState.WRITING or now.state_bytes is None
+    if found.choice is Choice.EVACUATE:
+        assert now.evacuation is not None
+        assert now.drain_s + now.evacuation.send_s <= now.left_s
     if found.choice is Choice.PROMOTE:
         assert state in (SnapshotState.WRITING, SnapshotState.HELD)
         assert now.snapshot is not None
@@ -220,6 +239,16 @@ def test_all_processes_choose_alike_by_the_worst_known_figure(
     assert together.left_s == min(s.left_s for s in alike)
     assert together.drain_s == max(s.drain_s for s in alike)
     assert together.margin == max(s.margin for s in alike)
+
+
+def test_step_is_sent_to_memory_only_if_all_processes_can_and_as_fast_as_the_slowest() -> None:
+    quick, slow = (exactly(24, send_s=send_s) for send_s in (2.0, 9.0))
+    assert merged([quick, slow]).evacuation == slow.evacuation
+    assert merged([quick, exactly(24)]).evacuation is None
+
+
+def test_link_that_was_never_measured_is_assumed_to_be_slow() -> None:
+    assert Evacuation(part_bytes=300_000_000, copies=2, bytes_per_s=None).send_s == 7.0
 
 
 def snapshot(state: SnapshotState, done: int = 5, step: int = 990) -> NewestSnapshot:

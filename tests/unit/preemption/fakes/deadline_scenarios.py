@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gracepoint.deadline import Choice, NewestSnapshot, Situation, SnapshotState
+from gracepoint.deadline import Choice, Evacuation, NewestSnapshot, Situation, SnapshotState
 
 GB = 1_000_000_000
 STEP = 1000
@@ -24,6 +24,7 @@ class Scenario(NamedTuple):
         done: Which part of its save is on the disk.
         choice: What is expected.
         lost: Steps.
+        sends: Seconds in which all processes send their parts to two snapshot servers; None: there are no servers.
     """
 
     state_gb: float
@@ -35,6 +36,7 @@ class Scenario(NamedTuple):
     done: float
     choice: Choice
     lost: int
+    sends: float | None = None
 
     def situation(self, processes: int = 16, margin: float = 1.2) -> Situation:
         newest = None
@@ -50,6 +52,10 @@ class Scenario(NamedTuple):
                 elapsed_s=elapsed_s,
             )
         bytes_per_s = None if self.gb_per_s is None else self.gb_per_s * GB
+        evacuation = None
+        if self.sends is not None:
+            part_bytes = round(self.state_gb * GB / processes)
+            evacuation = Evacuation(part_bytes=part_bytes, copies=2, bytes_per_s=2 * part_bytes / self.sends)
         return Situation(
             step=STEP,
             left_s=self.left_s,
@@ -60,6 +66,7 @@ class Scenario(NamedTuple):
             snapshot_bytes_per_s=bytes_per_s,
             snapshot=newest,
             margin=margin,
+            evacuation=evacuation,
         )
 
 
@@ -94,6 +101,14 @@ SCENARIOS = [
     # A snapshot is not promoted if it is committed, or if a newer step is: such a snapshot counts as committed.
     Scenario(89, 4, 27, 0.2, 10, H, 0.5, Choice.PROMOTE, 10),
     Scenario(89, 4, 27, 0.2, 10, C, 0.5, Choice.SAVE_NOW, 0),
+    # There are snapshot servers.
+    Scenario(16, 4, 27, 0.2, None, None, 0, Choice.SAVE_NOW, 0, 3),
+    Scenario(160, 4, 27, 0.2, None, None, 0, Choice.EVACUATE, 0, 12),
+    Scenario(100, 4, 27, 0.2, 10, W, 0.5, Choice.EVACUATE, 0, 12),
+    Scenario(100, 4, 27, 0.2, 10, W, 0.05, Choice.CANCEL_AND_SAVE, 0, 24),
+    Scenario(160, 4, 27, 0.2, 25, W, 0.9, Choice.PROMOTE, 25, 24),
+    Scenario(160, 4, 27, 0.2, None, None, 0, Choice.EVACUATE, 0, 24),
+    Scenario(160, 4, 27, 0.2, None, None, 0, Choice.IMPOSSIBLE, 0, 30),
     # A maintenance event an hour ahead; a grace period of a second.
     Scenario(1000, 4, 3600, 10, 50, W, 0.1, Choice.FINISH_IN_FLIGHT, 0),
     Scenario(1, 4, 1, 0.01, None, None, 0, Choice.SAVE_NOW, 0),
@@ -112,6 +127,8 @@ def markdown() -> list[str]:
             state.append(f"{s.left_s:g} s left")
         if s.step_s != 0.2:
             state.append(f"steps of {s.step_s:g} s")
+        if s.sends is not None:
+            state.append(f"{s.sends:g} s to send it to servers")
         if s.behind is None or s.snapshot is None:
             snapshot = "none"
         else:
