@@ -235,8 +235,8 @@ class PreemptionStatus(Model):
     )
     """When each stage was reached."""
     choice: Annotated[str, Field(min_length=1, max_length=32)] | None = None
-    """How all processes decided to use the time that was left: SaveNow, FinishInFlight, CancelAndSave, Promote or
-    Impossible. Absent until they have agreed, and with library versions that do not report it."""
+    """How all processes decided to use the time that was left: SaveNow, FinishInFlight, CancelAndSave, Promote,
+    Evacuate or Impossible. Absent until they have agreed, and with library versions that do not report it."""
     choice_reason: Text | None = None
     """Reason for the choice, with the figures. Absent if there is no choice."""
     steps_lost: Count | None = None

@@ -374,7 +374,7 @@ class Agreement:
 
         Returns:
             What ``merge`` returned, in all processes. None if they need not meet: their steps are equal, and no process
-            has a snapshot that could be saved instead.
+            has anything to choose.
 
         Raises:
             AgreementError: Two processes are at different steps, which the message names. Or ``merge`` raised this

@@ -179,7 +179,8 @@ class Coordinator:
         return self._asked_at != before or self._exit.decided or self._exit.watches
 
     def _position(self) -> tuple[int, bool]:
-        return self.step, deadline.must_choose(self._checkpointer.newest_snapshot)
+        checkpointer = self._checkpointer
+        return self.step, checkpointer.memory is not None or deadline.must_choose(checkpointer.newest_snapshot)
 
     def _place(self) -> tuple[int, int, bool]:
         return self._agreement.sync_point, self.step, self._agreement.in_epoch

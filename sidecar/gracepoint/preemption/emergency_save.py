@@ -1,7 +1,9 @@
 """The agreed sync point: all processes meet, choose what to save, save it, and report. Runs in the training thread.
 
-If a snapshot could be saved in place of the current step, the processes meet: each sends its ``Situation``, and all
-choose alike by that (``deadline.plan``). Otherwise there is nothing to choose, and each begins to save separately.
+If a snapshot could be saved in place of the current step, or there are snapshot servers, the processes meet: each sends
+its ``Situation``, and all choose alike by that (``deadline.plan``). Otherwise there is nothing to choose, and each
+begins to save separately.
+
 Every wait for other processes ends at the deadline, even if the deadline moves to an earlier time meanwhile:
 ``EpochProgress.waits_at`` names the barrier, and ``PreemptionObserver.looked`` cancels it.
 """
@@ -10,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -24,7 +28,7 @@ from gracepoint.deadline import (
     must_choose,
     plan,
 )
-from gracepoint.errors import BarrierError, HostStateLost, Preempted
+from gracepoint.errors import BarrierError, GracepointError, HostStateLost, Preempted
 from gracepoint.multihost import Agreement
 from gracepoint.preemption.forecast import Forecaster
 from gracepoint.preemption.outcome import Outcome, Shared
@@ -63,6 +67,7 @@ class EmergencySave:
     ) -> None:
         self._gang = shared.gang
         self._code = shared.settings.saved_exit_code
+        self._node = shared.settings.node_name
         self._mailbox = shared.mailbox
         self._budget = shared.budget
         self._reporter = shared.reporter
@@ -92,13 +97,14 @@ class EmergencySave:
             if chosen.choice is Choice.PROMOTE:
                 with self._waiting_to_commit() as on_stage:
                     saved = checkpointer.promote(deadline=self._budget.deadline(), on_stage=on_stage)
+            elif chosen.choice is Choice.EVACUATE:
+                copies, sent_bytes = self._evacuate(step, state, host_state)
+                return self._committed(step, step, sent_bytes, reason, copies)
             else:
                 if chosen.choice is Choice.CANCEL_AND_SAVE:
                     checkpointer.executor.stop(chosen.reason)
-                values = self._drain(step, state, host_state)
-                epoch.stages.without = _lost(values)
-                epoch.stages.mark("drained")
-                epoch.report(Phase.DRAINED, step=step)
+                with self._failing(functools.partial(checkpointer.refuse, step)):
+                    values = self._drain(step, state, host_state)
                 deadline, note = self._budget.deadline(), epoch.note()
                 with self._waiting_to_commit() as on_stage:
                     saved = checkpointer.save(step, state, values, deadline=deadline, on_stage=on_stage, note=note)
@@ -121,7 +127,9 @@ class EmergencySave:
     def _choose(self, step: int) -> Plan:
         """Returns the choice of all processes."""
         epoch, snapshot = self._outcome.epoch, self._checkpointer.newest_snapshot
-        own = self._forecaster.situation(step, self._budget.time_left_s(), snapshot)
+        memory = self._checkpointer.memory
+        evacuation = None if memory is None else memory.evacuation(self._mailbox.leaving(self._node))
+        own = self._forecaster.situation(step, self._budget.time_left_s(), snapshot, evacuation)
         together = self.meet(step, own.to_json(), _merged)
         if together is not None:
             everywhere = Situation.from_json(together)
@@ -130,7 +138,7 @@ class EmergencySave:
             stops = newest is not None and newest.state is SnapshotState.GONE and must_choose(snapshot)
         else:
             # All save the current step. A save that was begun after the freeze began is stopped first, in all of them.
-            chosen, stops = plan(dataclasses.replace(own, snapshot=None)), must_choose(snapshot)
+            chosen, stops = plan(dataclasses.replace(own, snapshot=None, evacuation=None)), must_choose(snapshot)
         if stops:
             chosen = dataclasses.replace(chosen, choice=Choice.CANCEL_AND_SAVE)
         epoch.chose(chosen)
@@ -155,24 +163,67 @@ class EmergencySave:
             self._outcome.epoch.stages.mark(stage)
         return self._committed(step, step, None)
 
+    def _evacuate(self, step: int, state: Any, host_state: Callable[[], Mapping[str, Any]]) -> tuple[int, int]:
+        """Has the parts of all processes in the memory of nodes that stay.
+
+        Returns:
+            In how many servers each part is, and how many bytes all parts have.
+        """
+        memory, key = self._checkpointer.memory, self._key("evacuated")
+        assert memory is not None  # else it is not chosen
+
+        def together(parts: list[str]) -> str:
+            copies, part_bytes = zip(*map(json.loads, parts), strict=True)
+            return json.dumps([min(copies), sum(part_bytes)])
+
+        with self._failing(functools.partial(self._gang.fail, key)):
+            values = self._drain(step, state, host_state)
+            sent = memory.send_now(
+                step, state, values, deadline=self._budget.deadline(), leaving=self._mailbox.leaving(self._node)
+            )
+        self._outcome.epoch.stages.mark("written")
+        with self._waiting_at(key) as deadline:
+            word = json.dumps([sent.copies, sent.part_bytes])
+            all_sent = self._gang.reduce(key, word, together, timeout_s=deadline.remaining_s())
+        self._outcome.epoch.stages.mark("committed")
+        copies, all_bytes = json.loads(all_sent)
+        return copies, all_bytes
+
     def _drain(self, step: int, state: Any, host_state: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Waits until the devices are done. A process that fails ends the save of the others."""
+        """Waits until the devices are done, and reports it. Returns the host state."""
         import jax
 
+        epoch = self._outcome.epoch
+        jax.block_until_ready(state)
+        values = host_state()
+        epoch.stages.without = _lost(values)
+        epoch.stages.mark("drained")
+        epoch.report(Phase.DRAINED, step=step)
+        return values
+
+    @contextlib.contextmanager
+    def _failing(self, fail: Callable[[Exception], None]) -> Iterator[None]:
+        """Tells the other processes of an error, so that they do not wait for this one until the deadline."""
         try:
-            jax.block_until_ready(state)
-            return host_state()
+            yield
         except Exception as error:
-            self._checkpointer.refuse(step, error)
+            with contextlib.suppress(GracepointError):
+                fail(error)
             raise
 
-    def _committed(self, current: int, step: int, written_bytes: int | None, cause: str = "") -> Preempted | None:
+    def _committed(
+        self, current: int, step: int, written_bytes: int | None, cause: str = "", copies: int | None = None
+    ) -> Preempted | None:
+        """Reports that a step is committed; or, if ``copies`` says in how many servers, that it is safe in memory."""
         epoch = self._outcome.epoch
         epoch.succeeded()
         self._outcome.exit_with(self._code)
         spare_s, steps_lost = round(self._mailbox.remaining_s(), 3), current - step
         when = f"{abs(spare_s):.1f} s {'before' if spare_s >= 0 else 'after'} the deadline"
-        reason = f"{'drill: ' if epoch.drill else ''}step {step} is committed, {when}"
+        where = "committed" if copies is None else f"safe in snapshot servers ({copies} copies)"
+        reason = f"{'drill: ' if epoch.drill else ''}step {step} is {where}, {when}"
+        if copies is not None:
+            reason = f"{reason}: the next start restores it from there, and its next save writes it to storage"
         if steps_lost > 0 and epoch.plan is not None:
             reason = f"{reason}, in place of step {current}: {epoch.plan.reason}"
         if cause:
@@ -184,7 +235,8 @@ class EmergencySave:
         if without:
             reason = f"{reason}; {without}"
         epoch.report(Phase.WRITTEN, step=step, bytes=written_bytes, stages=stages)
-        epoch.report(Phase.DURABLE, stages=stages)
+        if copies is None:
+            epoch.report(Phase.DURABLE, stages=stages)
         end = Phase.PROMOTED if steps_lost > 0 else Phase.COMMITTED
         epoch.report(end, steps_lost=steps_lost, seconds_to_spare=spare_s, stages=stages, message=reason)
         logger.warning(

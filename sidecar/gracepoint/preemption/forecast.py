@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gracepoint import deadline
-from gracepoint.deadline import Deadline, NewestSnapshot, Situation
+from gracepoint.deadline import Deadline, Evacuation, NewestSnapshot, Situation
 from gracepoint.receivers import Mailbox
 from gracepoint.settings import Settings
 
@@ -223,13 +223,16 @@ class Forecaster:
             return None if longest_s is None else own_figures(self._pace, longest_s)
         return figures(self._pace, self._state_bytes, self._process_count, self._throughput)
 
-    def situation(self, step: int, left_s: float, snapshot: NewestSnapshot | None) -> Situation:
+    def situation(
+        self, step: int, left_s: float, snapshot: NewestSnapshot | None, evacuation: Evacuation | None = None
+    ) -> Situation:
         """Returns this process's input to the deadline plan. Durations that are not known count as 0.
 
         Args:
             step: The current step.
             left_s: Seconds until everything must be done.
             snapshot: The newest snapshot in host memory. None if there is none.
+            evacuation: What would be sent to snapshot servers. None if there are none.
         """
         forecast = self.figures()
         return Situation(
@@ -242,6 +245,7 @@ class Forecaster:
             snapshot_bytes_per_s=self._throughput.snapshot_bytes_per_s,
             snapshot=snapshot,
             margin=self.margin,
+            evacuation=evacuation,
         )
 
     def news(self, last_save: object) -> Figures | None:

@@ -362,5 +362,6 @@ class OperatorSubscriber:
                     remaining_s=frame.remaining_s,
                     drill=frame.mode is Mode.DRILL,
                     revision=frame.revision,
+                    nodes=tuple(frame.nodes),
                 )
             )

@@ -39,6 +39,7 @@ class Disruption:
         remaining_s: Seconds until the deadline, at the moment of posting.
         drill: True if the disruption is only rehearsed.
         revision: Identifies the deadline, as in ``wire.frames.Notice``. None if it is not known.
+        nodes: Names of the nodes that are concerned. Empty if they are not known.
     """
 
     preemption: str
@@ -47,6 +48,7 @@ class Disruption:
     remaining_s: float
     drill: bool = False
     revision: int | None = None
+    nodes: tuple[str, ...] = ()
 
     @property
     def origin(self) -> str:
@@ -64,8 +66,9 @@ class Disruption:
             WireError: The text is something else.
         """
         try:
-            disruption = cls(**json.loads(text))
-        except (TypeError, ValueError) as error:
+            fields = json.loads(text)
+            disruption = cls(**fields | {"nodes": tuple(fields["nodes"])})
+        except (TypeError, ValueError, LookupError) as error:
             raise WireError(f"expected a disruption, found {text[:80]!r}: {error}") from error
         return disruption
 
@@ -177,6 +180,12 @@ class Mailbox:
         """True if a process of the job got SIGTERM or SIGHUP. Other processes of its pod may have got it, too."""
         with self._lock:
             return any(post.disruption.signal in (SIGTERM, SIGHUP) for post in self._posts.values())
+
+    def leaving(self, own_node: str | None) -> frozenset[str]:
+        """Returns the names of the nodes that may go away: a notice that names none may be about the own node."""
+        own = () if own_node is None else (own_node,)
+        with self._lock:
+            return frozenset(node for post in self._posts.values() for node in post.disruption.nodes or own)
 
     def named(self) -> list[Disruption]:
         """Returns all notices that have a name."""

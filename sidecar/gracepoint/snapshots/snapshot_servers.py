@@ -22,7 +22,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from urllib.parse import quote
 
 from gracepoint.deadline import Deadline
@@ -110,6 +110,18 @@ class ServerPlacement:
             WireError: The capability cannot be read.
         """
         return unproven_capability(self.capability).attempt
+
+    def staying(self, part: int, leaving: Collection[str]) -> tuple[ServerAt, ...]:
+        """Returns where a part goes if some nodes go away, of which the operator may not have said so yet.
+
+        Each of their servers is replaced by another one that the process knows, for each part another. If all go away
+        that the process knows, the placement counts: the notice may be about the workload, whose nodes stay.
+        """
+        staying = tuple(server for server in self.write if server.node not in leaving)
+        known = [server for server in self.read if server not in self.write and server.node not in leaving]
+        first = part % len(known) if known else 0
+        lacking = len(self.write) - len(staying)
+        return staying + tuple((known[first:] + known[:first])[:lacking]) or self.write
 
     @property
     def servers(self) -> tuple[ServerAt, ...]:
@@ -251,6 +263,7 @@ class SnapshotServers:
         save: str,
         before: Mapping[str, SentFile],
         fingerprint: Callable[[memoryview], bytes] = sha256,
+        leaving: Collection[str] = (),
     ) -> PartCopies:
         """Begins to write this process's part of a snapshot to the servers of the placement.
 
@@ -260,6 +273,7 @@ class SnapshotServers:
             save: See ``PartName``.
             before: The files of an earlier part, which are not sent again if they have not changed.
             fingerprint: Tells apart contents that have one CRC-32.
+            leaving: Nodes that go away.
 
         Raises:
             SnapshotsUnavailable: There is no server.
@@ -267,10 +281,11 @@ class SnapshotServers:
         placement = self.placement
         if placement is None or not placement.write:
             raise SnapshotsUnavailable(errno.EAGAIN, "the operator has named no snapshot server for this process")
+        targets = placement.staying(part, leaving)
         with self._lock:
-            self._written.update((server.address, server) for server in placement.write)
+            self._written.update((server.address, server) for server in targets)
         name = PartName(step, placement.attempt, part, save)
-        return PartCopies(self, name, placement.write, before, fingerprint)
+        return PartCopies(self, name, targets, before, fingerprint)
 
     def drop(self, *, before_step: int | None = None, folder: str = "", everywhere: bool = False) -> None:
         """Drops all older steps, or a folder, where this process has written, or in all servers of the placement.

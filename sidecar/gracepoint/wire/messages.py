@@ -380,8 +380,8 @@ class Report(Message):
         stages: When each stage ended: ``frozen``, ``agreed``, ``drained``, ``written``, ``durable``, ``committed``. A
             stage that some process has not reached is missing.
         message: What happened, as a sentence. Empty if there is nothing to say.
-        choice: What the processes chose to do: SaveNow, FinishInFlight, CancelAndSave, Promote or Impossible. A text,
-            as later versions may have more choices. None or absent before the agreed sync point, and in older
+        choice: What the processes chose to do: SaveNow, FinishInFlight, CancelAndSave, Promote, Evacuate or Impossible.
+            A text, as later versions may have more choices. None or absent before the agreed sync point, and in older
             libraries.
         choice_reason: Why, with the figures, in one sentence. Empty or absent if there is no ``choice``.
         spent: What the time went into so far. Absent: an older library, or not the primary process.

@@ -6,15 +6,17 @@ import concurrent.futures
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from gracepoint.checkpoint import Saved
 from gracepoint.checkpoint.engine import StepCheckpointer
-from gracepoint.checkpoint.saving.schedule import Throughput
-from gracepoint.deadline import Deadline, NewestSnapshot, SnapshotState, must_choose
+from gracepoint.checkpoint.saving.memory_snapshots import MemorySettings, SafeSnapshot
+from gracepoint.checkpoint.saving.schedule import SaveSchedule, Throughput
+from gracepoint.deadline import Deadline, Evacuation, NewestSnapshot, SnapshotState, must_choose
 from gracepoint.errors import BarrierCancelled, Preempted, SaveFailed
 from gracepoint.multihost import Agreement, InMemoryStore
 from gracepoint.multihost.ledger import Broken, Epoch, Event, Settled
@@ -25,11 +27,14 @@ from gracepoint.preemption.observer import NoticePublisher, PreemptionObserver
 from gracepoint.preemption.outcome import Outcome, Shared
 from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.time_spent import TimeSpent
+from gracepoint.process_group import ProcessGroup
 from gracepoint.receivers import Disruption, Mailbox, Sender
 from gracepoint.settings import Settings
 from gracepoint.wire.messages import Phase, SavedFor
+from tests.unit.checkpoint.fakes.engine import assert_same, engine, in_gang, small_state
 from tests.unit.multihost.fakes.gangs import gangs
 from tests.unit.preemption.fakes.reporters import Sent
+from tests.unit.snapshots.fakes.servers import Served, placed, serving, shown, view
 from tests.waiting import until
 
 
@@ -37,6 +42,7 @@ class Engine:
     """Notes what it is told to do."""
 
     commit_key = None
+    memory: Memory | None = None
 
     def __init__(self) -> None:
         self.executor = self
@@ -63,6 +69,22 @@ class Engine:
         self.told.append(f"refuse {step}: {error}")
 
 
+class Memory:
+    """Snapshot servers that take parts at once, or do not."""
+
+    def __init__(self, copies: int = 2, error: str = "") -> None:
+        self._copies = copies
+        self._error = error
+
+    def evacuation(self, leaving: Collection[str]) -> Evacuation:
+        return Evacuation(part_bytes=8, copies=2, bytes_per_s=None)
+
+    def send_now(self, step: int, *arguments: Any, deadline: Deadline, leaving: Collection[str]) -> SafeSnapshot:
+        if self._error:
+            raise SaveFailed(self._error)
+        return SafeSnapshot(step, self._copies, 0.0, 0.0, 8, ("node-a",))
+
+
 class Observer(PreemptionObserver):
     """Notes what it has dealt with."""
 
@@ -78,7 +100,13 @@ class Observer(PreemptionObserver):
 class Process:
     """What a coordinator wires together, without receivers and without a watchdog. Training is at step 10."""
 
-    def __init__(self, store: InMemoryStore, index: int, count: int) -> None:
+    def __init__(
+        self,
+        store: InMemoryStore,
+        index: int,
+        count: int,
+        made: Callable[[ProcessGroup], StepCheckpointer] | None = None,
+    ) -> None:
         group, settings, clock = gangs(count, store)[index], Settings(), time.monotonic
         self.engine = Engine()
         self.mailbox = Mailbox(clock)
@@ -88,7 +116,8 @@ class Process:
         budget = TimeBudget(self.mailbox, settings, lambda: None, clock)
         process_exit = ProcessExit(store, index, count, clock=clock)
         shared = Shared(group, settings, clock, self.mailbox, budget, reporter, process_exit)
-        engine = cast(StepCheckpointer, self.engine)
+        engine = cast(StepCheckpointer, self.engine) if made is None else made(group)
+        self.checkpointer = engine
         self.outcome = Outcome(shared, committed_step=lambda: self.engine.committed_step, current_step=lambda: 10)
         self.observer = Observer(shared, self.outcome, lambda: None, self._position)
         self.agreement = Agreement(store, group, self.observer)
@@ -98,7 +127,9 @@ class Process:
         self.saving = EmergencySave(shared, engine, self.outcome, self.agreement, self.forecaster)
 
     def _position(self) -> tuple[int, bool]:
-        return self.agreement.seat.ordinal, must_choose(self.engine.newest_snapshot)
+        return self.agreement.seat.ordinal, self.checkpointer.memory is not None or must_choose(
+            self.engine.newest_snapshot
+        )
 
     def train_to_the_agreed_point(self) -> None:
         while not self.agreement.arrive():
@@ -147,10 +178,12 @@ def test_peer_failure_after_the_commit_is_ignored(pair: list[Process]) -> None:
     assert here.outcome.epoch.progress.message == ""
 
 
-def open_epoch(pair: list[Process], remaining_s: float = 3600.0, *, drill: bool = False) -> None:
+def open_epoch(
+    pair: list[Process], remaining_s: float = 3600.0, *, drill: bool = False, nodes: tuple[str, ...] = ()
+) -> None:
     """Brings both processes to the agreed point."""
     here, peer = pair
-    here.mailbox.post(dataclasses.replace(notice(remaining_s), drill=drill))
+    here.mailbox.post(dataclasses.replace(notice(remaining_s), drill=drill, nodes=nodes))
     training = threading.Thread(target=peer.train_to_the_agreed_point)
     training.start()
     here.train_to_the_agreed_point()
@@ -219,9 +252,9 @@ def test_process_stuck_until_the_deadline_leaves_with_what_was_committed(
     assert "step 7 is committed, 3 steps before step 10" in progress.message
 
 
-def save_in_both(pair: list[Process]) -> list[Preempted | None]:
+def save_in_both(pair: list[Process], state: Any = None) -> list[Preempted | None]:
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        return list(threads.map(lambda process: process.saving.save(10, {}, dict), pair))
+        return list(threads.map(lambda process: process.saving.save(10, state or {}, dict), pair))
 
 
 @pytest.mark.parametrize("drill", [False, True], ids=["a disruption", "a drill"])
@@ -247,6 +280,86 @@ def test_an_older_step_that_is_promoted_is_reported_with_its_number_and_size(pai
     *_, written, durable, promoted = pair[0].sent.messages
     assert (written.phase, durable.phase, promoted.phase) == (Phase.WRITTEN, Phase.DURABLE, Phase.PROMOTED)
     assert (promoted.step, promoted.steps_lost, promoted.bytes) == (7, 3, 1)
+
+
+def evacuating(pair: list[Process], *memories: Memory, drill: bool = False) -> list[Preempted | None]:
+    """Comes to the agreed point with too little time for storage, and saves."""
+    for process, memory in zip(pair, memories, strict=True):
+        process.forecaster.prepare(10**12)
+        process.engine.memory = memory
+    open_epoch(pair, drill=drill)
+    return save_in_both(pair)
+
+
+def test_a_step_that_is_sent_to_memory_is_reported_as_such_with_the_fewest_copies(pair: list[Process]) -> None:
+    ends = evacuating(pair, Memory(), Memory(copies=1))
+    assert [process.engine.told for process in pair] == [[], []]
+    for end in ends:
+        assert end is not None
+        assert (end.code, end.saved, end.step, end.steps_lost) == (77, True, 10, 0)
+    reports = pair[0].sent.messages
+    assert [report.phase for report in reports] == [
+        Phase.FROZEN, Phase.AGREED, Phase.AGREED, Phase.DRAINED, Phase.WRITTEN, Phase.COMMITTED,
+    ]  # fmt: skip
+    assert (reports[-1].choice, reports[-1].step, reports[-1].bytes) == ("Evacuate", 10, 16)
+    assert reports[-1].message.startswith("step 10 is safe in snapshot servers (1 copies), ")
+    assert reports[-1].message.endswith(
+        "s before the deadline: the next start restores it from there, and its next save writes it to storage"
+    )
+
+
+def test_after_a_drill_that_sends_to_memory_training_goes_on(pair: list[Process]) -> None:
+    assert evacuating(pair, Memory(), Memory(), drill=True) == [None, None]
+    assert pair[0].sent.messages[-1].message.startswith("drill: step 10 is safe in snapshot servers")
+
+
+def test_part_that_no_server_takes_is_said_at_once_by_all_processes(pair: list[Process]) -> None:
+    ends = evacuating(pair, Memory(), Memory(error="no snapshot server takes the part"))
+    for end in ends:
+        assert end is not None
+        assert (end.code, end.saved) == (78, False)
+        assert "no snapshot server takes the part" in str(end)
+
+
+@pytest.mark.integration
+def test_step_for_which_storage_is_too_slow_is_restored_from_servers_of_nodes_that_stay(tmp_path: Path) -> None:
+    with serving(tmp_path) as serve:
+        doomed, *stay = servers = [serve() for _ in range(3)]
+
+        def made(attempt: int, write: Sequence[Served]) -> Callable[[ProcessGroup], StepCheckpointer]:
+            placement = placed(write, servers, text=shown(attempt=attempt))
+            return lambda gang: engine(
+                tmp_path / "storage",
+                gang,
+                attempt=f"job-{attempt}-a",
+                memory=MemorySettings(view(placement), SaveSchedule(every_steps=1000)),
+            )
+
+        store, state = InMemoryStore(), small_state(10)
+        # Of before the signal: the operator has not named other servers yet.
+        pair = [Process(store, index, 2, made(1, [doomed, stay[0]])) for index in range(2)]
+        with concurrent.futures.ThreadPoolExecutor(2) as threads:
+            list(threads.map(lambda process: process.checkpointer.prepare(state, in_background=False), pair))
+        for process in pair:
+            process.forecaster.prepare(10**12)
+        open_epoch(pair, 30.0, nodes=(doomed.at.node,))
+        ends = save_in_both(pair, state)
+        for process, end in zip(pair, ends, strict=True):
+            assert end is not None
+            assert (end.code, end.saved, end.step, end.steps_lost) == (77, True, 10, 0), str(end)
+            assert "(2 copies)" in str(end)
+            process.agreement.close()
+        assert doomed.used_bytes() == 0
+        doomed.server.close()
+
+        def again(gang: ProcessGroup) -> tuple[Any, ...]:
+            then = made(2, stay)(gang)
+            found = then.restore(small_state(), timeout_s=60)
+            assert found is not None
+            assert_same(found.state, state)
+            return found.step, found.from_memory
+
+        assert in_gang(2, again) == [(10, True)] * 2
 
 
 def test_nothing_is_reported_after_training_has_finished(pair: list[Process]) -> None:

@@ -107,6 +107,7 @@ def test_a_notice_is_posted_and_acknowledged(listener: Listener, server: Operato
         cause="SpotTermination",
         signal="taint cloud.google.com/impending-node-termination",
         remaining_s=12.5,
+        nodes=("node-1",),
     )
     assert listener.receipts == [RECEIPT]
 

@@ -224,8 +224,19 @@ def test_the_first_arrival_is_that_of_what_is_still_here(mailbox: Mailbox, clock
     assert mailbox.first_at_s == 105.0
 
 
+def test_the_nodes_that_may_go_away_are_those_of_all_notices_or_else_the_own_one(mailbox: Mailbox) -> None:
+    assert mailbox.leaving("node-a") == set()
+    for name, nodes in (("gpt-1", ("node-b", "node-c")), ("gpt-2", ("node-c",))):
+        mailbox.post(dataclasses.replace(disruption(), preemption=name, nodes=nodes))
+    assert mailbox.leaving("node-a") == {"node-b", "node-c"}
+    mailbox.post(dataclasses.replace(disruption(), preemption="", signal="SIGTERM"))
+    assert mailbox.leaving("node-a") == {"node-a", "node-b", "node-c"}
+    assert mailbox.leaving(None) == {"node-b", "node-c"}
+
+
 def test_a_disruption_survives_its_way_through_the_store() -> None:
-    assert Disruption.from_json(disruption().to_json()) == disruption()
+    found = dataclasses.replace(disruption(), nodes=("node-a", "node-b"))
+    assert Disruption.from_json(found.to_json()) == found
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"surprise": 1}'])

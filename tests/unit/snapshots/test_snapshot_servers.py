@@ -11,7 +11,14 @@ import pytest
 
 from gracepoint.checksum import crc32
 from gracepoint.snapshots.exchange import SnapshotDamaged, SnapshotsUnavailable
-from gracepoint.snapshots.snapshot_servers import PartCopies, PartName, SentFile, ServerAt, SnapshotServers
+from gracepoint.snapshots.snapshot_servers import (
+    PartCopies,
+    PartName,
+    SentFile,
+    ServerAt,
+    ServerPlacement,
+    SnapshotServers,
+)
 from tests.unit.snapshots.fakes.servers import Served, damage, placed, shown, view
 from tests.unit.snapshots.fakes.servers import deadline as in_time
 
@@ -221,6 +228,24 @@ def test_older_steps_are_dropped_where_they_were_written_also_if_the_placement_h
             servers.drop(before_step=3)
     assert caplog.text.count("keeps what is not needed") == 1  # it does not answer, and is not asked again
     assert new.used_bytes() == 0
+
+
+@pytest.mark.parametrize(
+    ("part", "leaving", "goes_to"),
+    [
+        pytest.param(0, "", "ab", id="nobody goes"),
+        pytest.param(0, "c", "ab", id="another one goes"),
+        pytest.param(0, "a", "bc", id="the first other one takes the part"),
+        pytest.param(1, "a", "bd", id="each part goes to another one"),
+        pytest.param(0, "ab", "cd", id="both go"),
+        pytest.param(0, "acd", "b", id="too few stay"),
+        pytest.param(0, "abcd", "ab", id="all are named, as the notice is about the workload"),
+    ],
+)
+def test_a_part_goes_to_other_servers_if_their_nodes_go_away(part: int, leaving: str, goes_to: str) -> None:
+    a, b, c, d = (ServerAt(node, f"10.0.0.{number}:9470") for number, node in enumerate("abcd"))
+    placement = ServerPlacement(capability=shown(), server_name="", authorities="", write=(a, b), read=(a, b, c, d))
+    assert "".join(server.node for server in placement.staying(part, set(leaving))) == goes_to
 
 
 def test_a_placement_comes_later_and_may_name_no_server(served: Served) -> None:

@@ -22,7 +22,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from gracepoint.checkpoint import metrics
@@ -39,7 +40,7 @@ from gracepoint.checkpoint.steps.snapshot_steps import key_of
 from gracepoint.checkpoint.storage.snapshot_path import OwnPart, SnapshotPath
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.checkpoint.writing.job import SaveSource
-from gracepoint.deadline import Deadline
+from gracepoint.deadline import Deadline, Evacuation
 from gracepoint.errors import GracepointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
 from gracepoint.snapshots.snapshot_servers import ServerAt, SnapshotServers
@@ -51,6 +52,8 @@ _TIMEOUT_S = 300.0
 #: Seconds for the thread of a snapshot to end that has ended in the process that decided: an answer of the store.
 _ENDS_S = 2.0
 _KIND = "snapshot"
+#: Number of the latest speeds that are kept.
+_KEPT = 5
 
 #: A process's values by name, or a function that returns them.
 HostState = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
@@ -157,6 +160,8 @@ class MemorySnapshots:
         self._skipped_step = 0
         schedule = dataclasses.replace(settings.schedule, hastens=settings.schedule.every_steps != 1)
         self._known: frozenset[ServerAt] = frozenset()  # the servers at the step before
+        self._part_bytes: int | None = None  # of this process; None before ``prepare``
+        self._rates: tuple[float, ...] = ()  # bytes per second that were sent; each snapshot's thread replaces it
         self.interval = SaveInterval(schedule, gang=gang, key=f"{key}/cadence", clock=clock)
         self.newest: SafeSnapshot | None = None
         self.skips = Skips()
@@ -174,6 +179,23 @@ class MemorySnapshots:
             BarrierError: Another process did not come in time, or has failed.
         """
         self._planner.prepare(state, in_background=True, host_state=host_state, held_bytes=held_bytes)
+        _, prepared = self._planner.plan(state)
+        self._part_bytes = sum(chunk.bytes for chunk in prepared.plan.chunks if chunk.mine)
+
+    def evacuation(self, leaving: Collection[str]) -> Evacuation | None:
+        """Returns what ``send_now`` would do. None: it has no server, or nothing is prepared. Not collective.
+
+        Args:
+            leaving: Nodes that go away.
+        """
+        placement = self.servers.placement
+        if placement is None or not placement.write or self._part_bytes is None:
+            return None
+        return Evacuation(
+            part_bytes=self._part_bytes,
+            copies=len(placement.staying(self._gang.process_index, leaving)),
+            bytes_per_s=statistics.median(self._rates) if self._rates else None,
+        )
 
     @property
     def busy(self) -> bool:
@@ -243,18 +265,19 @@ class MemorySnapshots:
         host_state: HostState,
         *,
         deadline: Deadline,
+        leaving: Collection[str] = (),
         on_stage: Callable[[str], None] = lambda stage: None,
     ) -> SafeSnapshot:
         """Sends this process's part of a step straight from the devices, as fast as it can, and waits for it.
 
-        Not collective: what the other processes do is for the caller to know. It is this gang's last snapshot, and a
-        snapshot in progress is stopped.
+        Not collective: what the other processes do is for the caller to know. A snapshot in progress is stopped.
 
         Args:
             step: The step that ``state`` is at.
             state: The train state. Must not be donated before this returns.
             host_state: This process's values by name, or what returns them.
             deadline: When all must have arrived.
+            leaving: Nodes that go away, so that their servers are not used if there are others.
             on_stage: Called with "written" and "durable".
 
         Returns:
@@ -271,13 +294,16 @@ class MemorySnapshots:
         save.describe(leaves, prepared, host_state() if callable(host_state) else host_state)
         taken_s = self._clock()
         source = Transfer(leaves, prepared.specs, prepared.plan, self._writer.options, None, deadline)
-        self._own.is_urgent = True
+        self._own.is_urgent, self._own.leaving = True, frozenset(leaving)
         try:
             with begun(save.part(), source, deadline, on_stage) as writing:
                 writing.make_durable(self._writer.write(writing.job(), deadline))
+            sent = self._own.part_of(key_of(temporary))
         except OSError as error:
             raise SaveFailed(f"step {step} was not sent to any snapshot server: {error}") from error
-        sent = self._own.part_of(key_of(temporary))
+        finally:
+            self._own.end(key_of(temporary))
+            self._own.is_urgent, self._own.leaving = False, frozenset()  # after a drill, training goes on
         return SafeSnapshot(step, len(sent.nodes), taken_s, self._clock(), save.mine_bytes, sent.nodes, sent.sent_bytes)
 
     def end(self, reason: str, timeout_s: float) -> None:
@@ -321,6 +347,8 @@ class MemorySnapshots:
             )
             self.newest = newest
             sent_s = newest.safe_at_s - taken_s
+            if sent.sent_bytes * 2 >= save.mine_bytes and sent_s > 0:  # else hardly anything had changed
+                self._rates = (*self._rates, sent.sent_bytes / sent_s)[-_KEPT:]
             metrics.tell_snapshot_safe(sent_s, save.mine_bytes)
             logger.debug(
                 "snapshot is safe step=%d copies=%d bytes=%d sent_s=%.3f",

@@ -43,6 +43,7 @@ class OwnPart:
 
     Attributes:
         is_urgent: Whether somebody waits for the part, so that threads which send it do not leave the CPU to others.
+        leaving: Nodes that go away, so that their servers are not used if there are others.
     """
 
     def __init__(self, servers: SnapshotServers, part: int) -> None:
@@ -52,6 +53,7 @@ class OwnPart:
         self._begun: dict[str, PartCopies] = {}  # by key of the save; one at a time, but for those that were left
         self._before: Mapping[str, SentFile] = {}  # the files of the newest part that was finished
         self.is_urgent = False
+        self.leaving: frozenset[str] = frozenset()
 
     def begin(self, step: int, save: str) -> str:
         """Begins the part of a save. Returns the key of its folder.
@@ -59,7 +61,7 @@ class OwnPart:
         Raises:
             OSError: There is no server.
         """
-        copies = self._servers.begin(step, self._part, save, self._before, fingerprint)
+        copies = self._servers.begin(step, self._part, save, self._before, fingerprint, self.leaving)
         key = f"{step}/{save}"
         with self._lock:
             self._begun[key] = copies

@@ -541,6 +541,21 @@ def test_parts_that_are_sent_at_once_are_a_step_without_a_meeting(nodes: Nodes) 
     assert in_gang(2, again) == [(5, True, {"rng": 5})] * 2
 
 
+def test_sending_at_once_is_predicted_from_the_part_the_servers_and_earlier_snapshots(nodes: Nodes) -> None:
+    first = nodes.training()
+    assert taken(first).evacuation([]) is None  # nothing is known of the state
+    first.prepare(small_state(), in_background=False)
+    found = taken(first).evacuation([])
+    assert found is not None
+    assert (found.part_bytes, found.copies, found.bytes_per_s) == (64 + 16 + 8, 2, None)
+    snapshot(first, 4)
+    found = taken(first).evacuation([])
+    assert found is not None
+    assert found.bytes_per_s is not None
+    taken(first).servers.place(placed([], nodes.servers, text=shown()))
+    assert taken(first).evacuation([]) is None
+
+
 def test_part_that_no_server_takes_at_once_is_said_to_be_lost(nodes: Nodes) -> None:
     first = nodes.training()
     for served in nodes.servers:
