@@ -229,13 +229,16 @@ def fit(policy: CheckpointPolicy, worst: tuple[WorkloadForecast, float] | None, 
         message = f"no {ANY_NAME} has saved yet, so that nothing can be predicted"
         return _condition(CONDITION_FITS_GRACE, ConditionStatus.UNKNOWN, "NoForecast", message, policy, now)
     forecast, grace_s = worst
-    need_s = forecast.needed_s
     message = (
-        f"{forecast.kind} {forecast.name}: {need_s:.1f} s needed (drain {forecast.drain_seconds:.1f} s + save "
-        f"{forecast.save_seconds:.1f} s, times the margin {forecast.margin:g}), {grace_s:.0f} s granted"
+        f"{forecast.kind} {forecast.name}: {forecast.storage_s:.1f} s needed (drain {forecast.drain_seconds:.1f} s + "
+        f"save {forecast.save_seconds:.1f} s, times the margin {forecast.margin:g}), {grace_s:.0f} s granted"
     )
-    if need_s <= grace_s:
+    if forecast.storage_s <= grace_s:
         return _condition(CONDITION_FITS_GRACE, ConditionStatus.TRUE, "Fits", message, policy, now)
+    if forecast.send_seconds is not None:
+        message += f"; sending the step to snapshot servers takes {forecast.send_seconds:.1f} s in place of the save"
+    if forecast.needed_s <= grace_s:
+        return _condition(CONDITION_FITS_GRACE, ConditionStatus.TRUE, "FitsInMemory", message, policy, now)
     message += "; raise terminationGracePeriodSeconds where the provider grants it, or use more processes"
     return _condition(CONDITION_FITS_GRACE, ConditionStatus.FALSE, "TooSlow", message, policy, now)
 

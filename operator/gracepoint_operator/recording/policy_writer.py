@@ -101,7 +101,9 @@ def moved_far(before: CheckpointPolicyStatus, after: CheckpointPolicyStatus, now
 def is_notable(before: CheckpointPolicyStatus, forecast: WorkloadForecast) -> bool:
     """Returns whether a forecast is the first of its workload, or far from the one that is written."""
     written = next((item for item in before.forecasts or () if item.uid == forecast.uid), None)
-    return written is None or _is_far(forecast.needed_s, written.needed_s)
+    if written is None:
+        return True
+    return _is_far(forecast.storage_s, written.storage_s) or _is_far(forecast.needed_s, written.needed_s)
 
 
 def is_stalled(status: CheckpointPolicyStatus) -> bool:
@@ -215,6 +217,7 @@ class PolicyWriter:
                 workload_kind=WorkloadForecast.named(workload.kind),
                 drain_seconds=round(forecast.drain_s, 3),
                 save_seconds=round(forecast.save_s, 3),
+                send_seconds=None if forecast.send_s is None else round(forecast.send_s, 3),
                 margin=forecast.margin,
                 time=datetime.datetime.fromtimestamp(self._clock(), datetime.UTC),
             )

@@ -212,15 +212,24 @@ class WorkloadForecast(OfWorkload):
     """Seconds until the steps in flight are done."""
     save_seconds: Seconds
     """Seconds from drained to committed, measured at its last save."""
+    send_seconds: Seconds | None = None
+    """Seconds from drained until the step is in snapshot servers. Absent if there are none."""
     margin: Seconds
     """The factor by which the sum is multiplied."""
     time: Time
     """When the JobSet reported it."""
 
     @property
-    def needed_s(self) -> float:
-        """Seconds that an emergency save would take, with the margin."""
+    def storage_s(self) -> float:
+        """Seconds that an emergency save to storage would take, with the margin."""
         return (self.drain_seconds + self.save_seconds) * self.margin
+
+    @property
+    def needed_s(self) -> float:
+        """Seconds until the step would be safe in storage or in snapshot servers, with the margin."""
+        if self.send_seconds is None:
+            return self.storage_s
+        return min(self.storage_s, (self.drain_seconds + self.send_seconds) * self.margin)
 
 
 class StartWaitStatus(Model):

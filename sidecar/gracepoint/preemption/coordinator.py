@@ -120,7 +120,7 @@ class Coordinator:
         self.hints = Hints(clock)
         self._receivers = ReceiverSet(settings, mailbox, self.hints, clock, receiver)
         self.look = self._receivers.look
-        self.forecaster = Forecaster(count, checkpointer.throughput, settings.margin, clock)
+        self.forecaster = Forecaster(count, checkpointer.throughput, settings.margin, clock, self._send_s)
         self._budget = TimeBudget(mailbox, settings, self.forecaster.figures, clock)
 
         # What reports and ends the process.
@@ -172,6 +172,12 @@ class Coordinator:
 
     def _current_step(self) -> int:
         return self.step
+
+    def _send_s(self) -> float | None:
+        """Predicts how long this process sends its part to snapshot servers. None: there are none."""
+        memory = self._checkpointer.memory
+        evacuation = None if memory is None else memory.evacuation(())
+        return None if evacuation is None else evacuation.send_s
 
     def _goes_on(self) -> bool:
         """Returns whether a sync point was passed since the last call, or a preemption ends this process."""

@@ -56,6 +56,7 @@ class Figures:
         wait_s: Most seconds from one ``step()`` to the next, for example during an evaluation without sync points.
         drain_s: Seconds for the steps in flight.
         save_s: Seconds from drained to committed, by the throughput of earlier saves.
+        send_s: Seconds from drained until the step is in snapshot servers. None: there are none.
     """
 
     state_bytes: int
@@ -63,6 +64,12 @@ class Figures:
     wait_s: float
     drain_s: float
     save_s: float
+    send_s: float | None = None
+
+    @property
+    def safe_s(self) -> float:
+        """Seconds from drained until the step is safe, in storage or in snapshot servers."""
+        return self.save_s if self.send_s is None else min(self.save_s, self.send_s)
 
     @property
     def needed_s(self) -> float:
@@ -171,16 +178,25 @@ class Forecaster:
         throughput: How fast the saves so far were, including those of earlier starts.
         margin: Factor on predictions.
         clock: Returns monotonic seconds.
+        send_s: Returns the seconds in which this process sends its part to snapshot servers. None: there are none.
 
     Attributes:
         margin: As given.
     """
 
-    def __init__(self, process_count: int, throughput: Throughput, margin: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        process_count: int,
+        throughput: Throughput,
+        margin: float,
+        clock: Callable[[], float],
+        send_s: Callable[[], float | None] = lambda: None,
+    ) -> None:
         self._process_count = process_count
         self._throughput = throughput
         self.margin = margin
         self._clock = clock
+        self._send_s = send_s
         self._pace = TrainingPace()
         self._state_bytes: int | None = None
         self._own_saves_s: collections.deque[float] = collections.deque(maxlen=_KEPT)
@@ -221,7 +237,8 @@ class Forecaster:
         if self._state_bytes is None:
             longest_s = max(list(self._own_saves_s), default=None)  # a copy, as the training thread may append
             return None if longest_s is None else own_figures(self._pace, longest_s)
-        return figures(self._pace, self._state_bytes, self._process_count, self._throughput)
+        found = figures(self._pace, self._state_bytes, self._process_count, self._throughput)
+        return dataclasses.replace(found, send_s=self._send_s())
 
     def situation(
         self, step: int, left_s: float, snapshot: NewestSnapshot | None, evacuation: Evacuation | None = None
@@ -335,11 +352,12 @@ class TimeBudget:
         left_s = self.until_deadline_s() - self.reserve_s
         if figures is None:
             return ""
-        needed_s = figures.save_s if drained else figures.needed_s
-        if needed_s <= left_s:
+        drain_s = 0.0 if drained else figures.drain_s
+        if drain_s + figures.safe_s <= left_s:
             return ""
         subject = "the save is" if drained else f"a step takes {figures.step_s:.1f} s, drain and save are"
+        servers = "" if figures.send_s is None else f" (with snapshot servers {drain_s + figures.send_s:.1f} s)"
         return (
-            f"the deadline cannot be met by what is known: {subject} predicted to take {needed_s:.1f} s, and "
-            f"{max(left_s, 0.0):.1f} s are left"
+            f"the deadline cannot be met by what is known: {subject} predicted to take {drain_s + figures.save_s:.1f} s"
+            f"{servers}, and {max(left_s, 0.0):.1f} s are left"
         )

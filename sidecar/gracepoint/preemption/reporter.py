@@ -181,6 +181,7 @@ class Reporter:
                 margin=margin,
                 spent=self.time_spent.spent(),
                 takes_interval=self._settings.save_interval == SAVE_AUTO,
+                send_s=figures.send_s,
             )
             self._sender.send(message, within_s=_UNHURRIED_S)
 

@@ -425,6 +425,8 @@ class Forecast(Message):
         margin: Factor by which the library multiplies its predictions.
         spent: What the time went into so far. Absent: an older library.
         takes_interval: True if the operator is to answer with a ``SaveEvery``. Absent: it answers with nothing.
+        send_s: Seconds from drained until the step is in snapshot servers, if a process sends it at once. None or
+            absent: there are no servers, or an older library.
     """
 
     pod_uid: str
@@ -437,6 +439,7 @@ class Forecast(Message):
     margin: float
     spent: Spent | None = None
     takes_interval: bool = False
+    send_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -503,12 +503,17 @@ async def test_the_restarted_gang_says_from_where_it_continues(api: MemoryApi, c
 
 
 @pytest.mark.parametrize(
-    ("save_s", "status", "reason"),
-    [(10.0, "True", "Fits"), (60.0, "False", "TooSlow")],
-    ids=["fits", "too slow"],
+    ("save_s", "send_s", "status", "reason"),
+    [
+        pytest.param(10.0, None, "True", "Fits", id="fits"),
+        pytest.param(10.0, 60.0, "True", "Fits", id="fits, and servers are slower"),
+        pytest.param(60.0, None, "False", "TooSlow", id="too slow"),
+        pytest.param(60.0, 50.0, "False", "TooSlow", id="too slow both ways"),
+        pytest.param(60.0, 10.0, "True", "FitsInMemory", id="only servers are quick enough"),
+    ],
 )
 async def test_the_policy_says_whether_an_emergency_fits_into_the_grace_period(
-    api: MemoryApi, clock: Clock, save_s: float, status: str, reason: str
+    api: MemoryApi, clock: Clock, save_s: float, send_s: float | None, status: str, reason: str
 ) -> None:
     async with running(api, clock) as replica:
         await until(lambda: "status" in api.of(kinds.POLICIES)[0], "the policy's status")
@@ -516,7 +521,8 @@ async def test_the_policy_says_whether_an_emergency_fits_into_the_grace_period(
         assert condition(policy, "Ready")["status"] == "True"
         assert condition(policy, "FitsGrace")["status"] == "Unknown"
         assert policy["status"]["jobSets"] == {"count": 1, "names": ["train"]}
-        await replica.core.reports.take(replica.core.cache.objects.pods["uid-pod-0-0"], forecast(save_s=save_s))
+        figures = dataclasses.replace(forecast(save_s=save_s), send_s=send_s)
+        await replica.core.reports.take(replica.core.cache.objects.pods["uid-pod-0-0"], figures)
         await until(lambda: condition(api.of(kinds.POLICIES)[0], "FitsGrace")["status"] == status, "the condition")
         found = condition(api.of(kinds.POLICIES)[0], "FitsGrace")
         assert found["reason"] == reason

@@ -138,5 +138,17 @@ def test_what_the_plan_goes_by_is_what_is_known_by_now() -> None:
     assert (known.process_count, known.margin, known.streamed_bytes_per_s) == (2, 1.5, None)
 
 
+@pytest.mark.parametrize(("send_s", "safe_s"), [(None, 5.0), (2.0, 2.0), (9.0, 5.0)])
+def test_the_current_step_is_safe_by_the_quicker_of_both_ways(send_s: float | None, safe_s: float) -> None:
+    now_s = itertools.count(0.0)
+    forecaster = Forecaster(2, throughput(None, 20), 1.5, lambda: next(now_s), lambda: send_s)
+    forecaster.prepare(100)
+    for _ in range(2 * LIMIT + 2):
+        forecaster.passed()
+    found = forecaster.figures()
+    assert found is not None
+    assert (found.save_s, found.send_s, found.safe_s) == (5.0, send_s, safe_s)
+
+
 def test_a_forecast_without_any_save_assumes_a_slow_disk_for_each_process() -> None:
     assert figures(TrainingPace(), 400_000_000, 2, throughput()).save_s == pytest.approx(1.0 + 2.0)

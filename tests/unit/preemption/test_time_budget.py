@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -127,6 +128,22 @@ def test_a_deadline_that_cannot_be_met_is_doubted_with_what_is_known(
     case.mailbox.post(notice(remaining_s))
     case.budget.begin()
     doubt = case.budget.doubt(drained=drained)
+    assert words in doubt
+    assert bool(words) == bool(doubt)
+
+
+@pytest.mark.parametrize(
+    ("send_s", "words"),
+    [
+        pytest.param(1.0, "", id="servers are quick enough"),
+        pytest.param(4.0, "take 8.0 s (with snapshot servers 7.0 s), and 6.3 s are left", id="they are not, either"),
+    ],
+)
+def test_a_deadline_is_not_doubted_if_the_step_can_be_sent_to_servers(send_s: float, words: str) -> None:
+    case = Case(figures=dataclasses.replace(FIGURES, send_s=send_s))
+    case.mailbox.post(notice(7.0))
+    case.budget.begin()
+    doubt = case.budget.doubt(drained=False)
     assert words in doubt
     assert bool(words) == bool(doubt)
 
