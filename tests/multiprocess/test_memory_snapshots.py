@@ -6,6 +6,7 @@ In the place of the operator stands a server that does nothing but say where sna
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import signal
 import time
@@ -17,14 +18,14 @@ import numpy as np
 import pytest
 
 from gracepoint.wire.frames import SnapshotPlacement
-from gracepoint.wire.messages import Resumption, SnapshotReport, Subscription
+from gracepoint.wire.messages import Phase, Report, Resumption, SnapshotReport, Subscription
 from gracepoint.wire.names import Env
 from tests.elastic_training import GLOBAL_BATCH, floats_at, order
 from tests.multiprocess.launcher import Processes, said
 from tests.object_stores.fault_proxy import FaultProxy
 from tests.object_stores.faults import Fault, How, Rule
 from tests.object_stores.servers import Server
-from tests.unit.receivers.fakes.server import OperatorServer
+from tests.unit.receivers.fakes.server import OperatorServer, notice
 from tests.unit.snapshots.fakes.servers import MIB, NAME, ServedByProcess, shown
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
@@ -61,13 +62,16 @@ class Cluster:
         self._until_it_ends.close()
 
     @contextlib.contextmanager
-    def start(self, count: int, attempt: int, directory: str, steps: int) -> Iterator[Processes]:
-        """Starts the gang of an attempt, and says to each process where its part goes."""
+    def start(self, count: int, attempt: int, directory: str, steps: int, *, every: int = 1) -> Iterator[Processes]:
+        """Starts the gang of an attempt, and says to each process where its part goes.
+
+        ``every`` is the steps from one snapshot to the next.
+        """
         environments = [
             {
                 **self.operator.environment(index, count, self._folder),
                 Env.RESTART_ATTEMPT: str(attempt),
-                Env.SNAPSHOT_EVERY_STEPS: "1",
+                Env.SNAPSHOT_EVERY_STEPS: str(every),
             }
             for index in range(count)
         ]
@@ -79,6 +83,11 @@ class Cluster:
                 assert stream.who.takes_snapshots
                 stream.send_frame(self._placement(stream.who, attempt))
             yield processes
+
+    def doom(self, count: int, node: str, remaining_s: float) -> None:
+        """Notifies the newest gang that a node goes away. Its processes are named no other servers."""
+        for stream in self.operator.streams[-count:]:
+            stream.send_frame(notice(stream, nodes=[node], remaining_s=remaining_s))
 
     def _placement(self, who: Subscription, attempt: int) -> SnapshotPlacement:
         names = list(self.servers)
@@ -113,6 +122,14 @@ def newest_safe(processes: Processes) -> int:
 
 def newest_passed(processes: Processes) -> int:
     return newest(processes, r"^took \[(\d+),")
+
+
+def wait_until_passed(processes: Processes, step: int) -> None:
+    until_s = time.monotonic() + 90
+    while newest_passed(processes) < step:
+        assert time.monotonic() < until_s, processes.output()
+        assert all(process.running for process in processes), processes.output()
+        time.sleep(0.01)
 
 
 def kill_at(processes: Processes, step: int) -> tuple[int, int]:
@@ -160,6 +177,28 @@ def test_gang_killed_without_notice_comes_back_smaller_from_memory_while_the_sto
     assert (resumption.from_memory, resumption.training) == (True, True)
     assert max(report.safe_step or 0 for report in cluster.operator.messages(SnapshotReport)) > 0
     proxy.close()
+
+
+def test_gang_whose_storage_is_too_slow_for_the_notice_loses_no_step_though_a_node_goes(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (directory := tmp_path / "steps").mkdir()
+    measured = {"version": 1, "processes": 2, "bytes_per_s": {"streamed": [0.01], "snapshot": [0.01]}}
+    (directory / ".gracepoint-throughput").write_text(json.dumps(measured))
+    with cluster.start(2, 0, str(directory), ENDLESS, every=1000) as processes:
+        wait_until_passed(processes, 8)
+        cluster.doom(2, "node-1", 8.0)
+        results = processes.wait(timeout_s=60)
+        assert [result.code for result in results] == [77, 77], processes.output()
+        passed = newest_passed(processes)
+    end = cluster.operator.messages(Report)[-1]
+    assert (end.phase, end.choice, end.steps_lost) == (Phase.COMMITTED, "Evacuate", 0)
+    assert end.message.startswith(f"step {end.step} is safe in snapshot servers (2 copies), ")
+    assert end.seconds_to_spare > 0
+    assert not [path for path in directory.iterdir() if path.name.isdecimal()]
+    cluster.servers.pop("node-1").close()
+    with cluster.start(2, 1, str(directory), passed + 3) as processes:
+        assert ended(processes, passed + 3) == end.step == passed
 
 
 def test_gang_comes_back_though_the_server_of_a_node_died_with_it(cluster: Cluster, tmp_path: Path) -> None:
