@@ -74,7 +74,8 @@ def phase_message(phase: Phase, at: PreemptionStatus | Report) -> str:
         case Phase.COMMITTED | Phase.PROMOTED:
             lost = "" if at.steps_lost is None else f", {at.steps_lost} steps lost"
             spare = "" if spare_s is None else f", {spare_s:.1f} s to spare"
-            return f"step {step} is saved{lost}{spare}"
+            where = "in the memory of snapshot servers" if at.choice == EVACUATE else "saved"
+            return f"step {step} is {where}{lost}{spare}"
         case _:
             return str(phase)
 
@@ -98,6 +99,8 @@ REASON_LEFT_BEFORE = "LeftBefore"
 
 #: A choice of the library: the newest snapshot is committed in place of the current step.
 _PROMOTE = "Promote"
+#: A choice of the library: the current step is sent to snapshot servers, and is not in storage.
+EVACUATE = "Evacuate"
 
 
 def is_announced(preemption: PreemptionRecord) -> bool:

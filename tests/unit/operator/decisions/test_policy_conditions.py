@@ -21,6 +21,17 @@ def test_last_save_of_a_policy_may_be_a_promoted_snapshot() -> None:
     assert policy_conditions.last_save(preemptions, policy_conditions.last_save(preemptions[:1], None)) == saved
 
 
+def test_step_that_is_only_in_memory_is_no_last_save_of_a_policy() -> None:
+    preemptions = []
+    for number, choice in enumerate(["SaveNow", "Evacuate"], start=1):
+        body = objects.preemption(number, phase="Committed", ended_at=NOW + number)
+        body["status"].update(step=40 * number, choice=choice)
+        preemptions.append(PreemptionRecord.of(body))
+    saved = policy_conditions.last_save(preemptions, None)
+    assert saved is not None
+    assert saved.step == 40
+
+
 def test_replicas_choose_the_same_of_two_saves_of_one_moment() -> None:
     preemptions = []
     for number in (1, 2):

@@ -63,6 +63,12 @@ SIGNAL = "SpotTermination: taint cloud.google.com/impending-node-termination:NoS
             id="committed",
         ),
         pytest.param(
+            Phase.COMMITTED,
+            {"step": 40, "stepsLost": 0, "choice": "Evacuate"},
+            Note("CheckpointCommitted", f"{NAME}: step 40 is in the memory of snapshot servers, 0 steps lost"),
+            id="committed to memory alone",
+        ),
+        pytest.param(
             Phase.PROMOTED, {"step": 30}, Note("SnapshotPromoted", f"{NAME}: step 30 is saved"), id="promoted"
         ),
         pytest.param(
