@@ -168,6 +168,7 @@ _UNTIL = {
     "frozen": (SpanKind.TRAINING, "trains until all are frozen"),
     "agreed": (SpanKind.FREEZE, "agrees on the step to save"),
     "drained": (SpanKind.DRAIN, "finishes the queued steps"),
+    "evacuated": (SpanKind.SAVE, "sends the shards to snapshot servers"),
     "written": (SpanKind.SAVE, "writes the shards"),
     "durable": (SpanKind.SAVE, "waits for stable storage"),
     "committed": (SpanKind.COMMIT, "commits the checkpoint"),

@@ -157,6 +157,7 @@ STAGES = (
     "frozen",
     "agreed",
     "drained",
+    "evacuated",
     "written",
     "durable",
     "committed",

@@ -181,11 +181,10 @@ class EmergencySave:
             sent = memory.send_now(
                 step, state, values, deadline=self._budget.deadline(), leaving=self._mailbox.leaving(self._node)
             )
-        self._outcome.epoch.stages.mark("written")
         with self._waiting_at(key) as deadline:
             word = json.dumps([sent.copies, sent.part_bytes])
             all_sent = self._gang.reduce(key, word, together, timeout_s=deadline.remaining_s())
-        self._outcome.epoch.stages.mark("committed")
+        self._outcome.epoch.stages.mark("evacuated")
         copies, all_bytes = json.loads(all_sent)
         return copies, all_bytes
 

@@ -382,8 +382,8 @@ class Reporter:
             logger.warning("could not send everything to the operator waited_s=%g", wait_s)
 
 
-#: In the order in which they come.
-STAGES = ("frozen", "agreed", "drained", "written", "durable", "committed")
+#: In the order in which they come. A step is evacuated, or written and all that follows.
+STAGES = ("frozen", "agreed", "drained", "evacuated", "written", "durable", "committed")
 #: Most processes that a report names.
 _SHOWN = 3
 #: Ends that are reported even if process 0 does not run. A commit is not among them: if nobody has reported it, the

@@ -377,8 +377,8 @@ class Report(Message):
         steps_lost: Completed steps that the checkpoint lacks. None while that is not known.
         bytes: Bytes that all processes wrote. None while that is not known, or if the training loop saved by itself.
         seconds_to_spare: Seconds from the commit to the deadline; negative if the commit came later. None before.
-        stages: When each stage ended: ``frozen``, ``agreed``, ``drained``, ``written``, ``durable``, ``committed``. A
-            stage that some process has not reached is missing.
+        stages: When each stage ended: ``frozen``, ``agreed``, ``drained``, ``evacuated`` (all parts are in snapshot
+            servers), ``written``, ``durable``, ``committed``. A stage that some process has not reached is missing.
         message: What happened, as a sentence. Empty if there is nothing to say.
         choice: What the processes chose to do: SaveNow, FinishInFlight, CancelAndSave, Promote, Evacuate or Impossible.
             A text, as later versions may have more choices. None or absent before the agreed sync point, and in older

@@ -73,6 +73,15 @@ def test_stages_that_were_not_reached_are_left_out() -> None:
     assert [(span.kind, span.end_s) for span in made.spans] == [(SpanKind.COMMIT, 3.0)]
 
 
+def test_a_step_that_goes_to_snapshot_servers_has_a_span() -> None:
+    made = timeline_of(preemption({"drained": 0.2, "evacuated": 1.5, "exited": 2.0}))
+    spans = [(span.kind, span.start_s, span.end_s, span.text) for span in made.spans][-2:]
+    assert spans == [
+        (SpanKind.SAVE, 0.2, 1.5, "sends the shards to snapshot servers"),
+        (SpanKind.EXIT, 1.5, 2.0, "leaves"),
+    ]
+
+
 def test_a_stage_that_seems_to_end_before_it_began_takes_no_time() -> None:
     made = timeline_of(preemption({"noticeSent": 0.2, "frozen": 0.1}))
     assert [(span.start_s, span.end_s) for span in made.spans] == [(0.2, 0.2)]

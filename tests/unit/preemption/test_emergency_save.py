@@ -302,6 +302,7 @@ def test_a_step_that_is_sent_to_memory_is_reported_as_such_with_the_fewest_copie
         Phase.FROZEN, Phase.AGREED, Phase.AGREED, Phase.DRAINED, Phase.WRITTEN, Phase.COMMITTED,
     ]  # fmt: skip
     assert (reports[-1].choice, reports[-1].step, reports[-1].bytes) == ("Evacuate", 10, 16)
+    assert list(reports[-1].stages) == ["frozen", "agreed", "drained", "evacuated"]
     assert reports[-1].message.startswith("step 10 is safe in snapshot servers (1 copies), ")
     assert reports[-1].message.endswith(
         "s before the deadline: the next start restores it from there, and its next save writes it to storage"
