@@ -139,7 +139,7 @@ class EmergencySave:
         else:
             # All save the current step. A save that was begun after the freeze began is stopped first, in all of them.
             chosen, stops = plan(dataclasses.replace(own, snapshot=None, evacuation=None)), must_choose(snapshot)
-        if stops:
+        if stops and chosen.choice is not Choice.EVACUATE:
             chosen = dataclasses.replace(chosen, choice=Choice.CANCEL_AND_SAVE)
         epoch.chose(chosen)
         logger.warning("chosen choice=%s step=%d reason=%s", chosen.choice, chosen.step, chosen.reason)

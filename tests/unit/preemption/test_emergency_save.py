@@ -309,6 +309,15 @@ def test_a_step_that_is_sent_to_memory_is_reported_as_such_with_the_fewest_copie
     )
 
 
+def test_save_that_failed_in_one_process_keeps_none_from_sending_to_memory(pair: list[Process]) -> None:
+    here, peer = pair
+    here.engine.newest_snapshot = writing(7)
+    peer.engine.newest_snapshot = dataclasses.replace(writing(7), state=SnapshotState.GONE)
+    ends = evacuating(pair, Memory(), Memory())
+    assert [end is not None and (end.saved, end.step) for end in ends] == [(True, 10)] * 2
+    assert {process.outcome.epoch.progress.choice for process in pair} == {"Evacuate"}
+
+
 def test_after_a_drill_that_sends_to_memory_training_goes_on(pair: list[Process]) -> None:
     assert evacuating(pair, Memory(), Memory(), drill=True) == [None, None]
     assert pair[0].sent.messages[-1].message.startswith("drill: step 10 is safe in snapshot servers")
