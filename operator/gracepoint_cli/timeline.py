@@ -136,6 +136,7 @@ STAGES = {
     "frozen": "all frozen",
     "agreed": "agreed on the step to save",
     "drained": "queued steps done",
+    "evacuated": "shards in snapshot servers",
     "written": "shards written",
     "durable": "on stable storage",
     "committed": "checkpoint committed",
@@ -149,8 +150,9 @@ STAGES = {
     "compiled": "programs compiled or loaded",
     "training": "training again",
 }
-#: Those that each preemption has whose gang continues. The others are there only if the restart had to wait.
-COMMON_STAGES = STAGES.keys() - {"unblocked"}
+#: Those that each preemption has whose step is saved to storage and whose gang continues. The others are there only if
+#: the step went to snapshot servers, or the restart had to wait.
+COMMON_STAGES = STAGES.keys() - {"evacuated", "unblocked"}
 
 
 Json = Mapping[str, Any]

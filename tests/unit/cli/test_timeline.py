@@ -21,6 +21,7 @@ from gracepoint_cli.timeline import (
     time_of,
     timeline_of,
 )
+from gracepoint_operator.resources import preemption as preemption_resource
 from tests.unit.cli.fakes.samples import pod, preemption
 
 
@@ -114,7 +115,7 @@ def test_each_pod_has_a_lane_cut_to_the_time_of_the_preemption() -> None:
 
 
 def test_every_stage_of_the_operator_is_in_words() -> None:
-    assert {timing["stage"] for timing in preemption()["status"]["timings"]} == STAGES.keys()
+    assert STAGES.keys() == set(preemption_resource.STAGES)
 
 
 def test_text_has_a_line_a_lane_of_the_width() -> None:
