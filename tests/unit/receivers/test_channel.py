@@ -335,7 +335,8 @@ def connections_to(port: int) -> int:
         with contextlib.suppress(OSError):
             if stat.S_ISSOCK(os.fstat(int(descriptor)).st_mode):
                 with socket.socket(fileno=os.dup(int(descriptor))) as end:
-                    count += end.getpeername()[1] == port
+                    peer = end.getpeername()
+                    count += isinstance(peer, tuple) and peer[1] == port  # of a Unix socket it is a path
     return count
 
 
