@@ -18,7 +18,15 @@ from tests.testcluster import parts
 from tests.testcluster.api_server import ApiServer, open_api_server, why_not
 from tests.testcluster.shell import wait_until
 
-_ROOT = Path(__file__).parents[2]
+_HERE = Path(__file__).parent
+_ROOT = _HERE.parents[1]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever a test here waits for says so before the test is over: an operator may take minutes to start."""
+    for item in items:
+        if item.path.is_relative_to(_HERE) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(400))
 
 
 @pytest.fixture(scope="session")
