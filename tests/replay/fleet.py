@@ -68,10 +68,9 @@ class Row:
 def rows(figures: Figures, *, seed: int, faults: int) -> Iterator[Row]:
     """Runs the model for the fleets of all tables."""
     for table, column, fleet in fleets():
+        come = random_faults(fleet.mttf_s, fleet.announced, figures.both_copies, count=faults, seed=seed)
         for policy in POLICIES:
-            random_ones = random_faults(fleet.mttf_s, fleet.announced, figures.both_copies, seed)
-            outcome = simulate(costs(policy, fleet, figures), random_ones, wall_s=faults * fleet.mttf_s)
-            yield Row(table, column, fleet, policy.name, outcome)
+            yield Row(table, column, fleet, policy.name, simulate(costs(policy, fleet, figures), come))
 
 
 def fleets() -> Iterator[tuple[str, str, Fleet]]:
@@ -260,7 +259,7 @@ def expected(jobs: Sequence[Job], *, seed: int = 0) -> Outcome:
             restart_s=kept_s,
             unseen_s=lost_s - kept_s,
         )
-        outcome += simulate(of, iter(map(Fault, gaps_s, kept)), only_in_training=True)
+        outcome += simulate(of, map(Fault, gaps_s, kept), only_in_training=True)
     return outcome
 
 

@@ -13,7 +13,7 @@ import dataclasses
 import enum
 import math
 import random
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable
 from typing import Any
 
 import simpy
@@ -309,12 +309,21 @@ class Fault:
     both_copies: bool = False
 
 
-def random_faults(mttf_s: float, announced: float, both_copies: float, seed: int) -> Iterator[Fault]:
-    """Returns faults without end. The same seed gives the same ones, whatever else the model has."""
+def random_faults(mttf_s: float, announced: float, both_copies: float, *, count: int, seed: int) -> list[Fault]:
+    """Returns faults with the given shares, and with exponentially distributed times between them.
+
+    The times and the shares are exact, and their order is random: so another seed changes little. The same seed gives
+    the same ones to all policies.
+    """
     source = random.Random(seed)
-    while True:
-        after, which, copies = source.expovariate(1.0), source.random(), source.random()
-        yield Fault(after * mttf_s, which < announced, copies < both_copies)
+
+    def places() -> list[float]:
+        return source.sample([(number + 0.5) / count for number in range(count)], count)
+
+    return [
+        Fault(-mttf_s * math.log(1 - after), which < announced, copies < both_copies)
+        for after, which, copies in zip(places(), places(), places(), strict=True)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -345,37 +354,31 @@ class Outcome:
         return self.lost_s / self.wall_s
 
 
-def simulate(
-    of: Costs, faults: Iterator[Fault], *, wall_s: float = math.inf, only_in_training: bool = False
-) -> Outcome:
-    """Returns where the time of a job goes.
+def simulate(of: Costs, faults: Iterable[Fault], *, only_in_training: bool = False) -> Outcome:
+    """Returns where the time of a job goes, until it trains again after the last fault.
 
     Args:
         of: What faults and saves cost.
         faults: When they come.
-        wall_s: How long it runs. Without it: until there are no more faults.
         only_in_training: The time between two faults counts while the job trains, as in a replay. Otherwise they come
             while it restarts, too.
     """
-    return _Run(of, faults, only_in_training).run(wall_s)
+    return _Run(of, faults, only_in_training).run()
 
 
 class _Run:
     """One job. Work is counted in seconds of undisturbed training."""
 
-    def __init__(self, of: Costs, faults: Iterator[Fault], only_in_training: bool) -> None:
+    def __init__(self, of: Costs, faults: Iterable[Fault], only_in_training: bool) -> None:
         self._costs, self._faults, self._only_in_training = of, faults, only_in_training
         self._env = simpy.Environment()
         self._next_fault, self._training = self._env.event(), self._env.event()
-        self._began_s: float | None = None
         self._work_s = self._lost_s = self._stored_s = self._copied_s = 0.0
 
-    def run(self, wall_s: float) -> Outcome:
+    def run(self) -> Outcome:
         self._env.process(self._job())
-        ended = self._env.process(self._fault_after_fault())
-        self._env.run(until=ended if math.isinf(wall_s) else wall_s)
-        trained_s = 0.0 if self._began_s is None else self._costs.speed * (self._env.now - self._began_s)
-        return Outcome(self._env.now, self._work_s + trained_s, self._lost_s)
+        self._env.run(until=self._env.process(self._fault_after_fault()))
+        return Outcome(self._env.now, self._work_s, self._lost_s)
 
     def _fault_after_fault(self) -> _Steps:
         for fault in self._faults:
@@ -384,8 +387,7 @@ class _Run:
             yield self._env.timeout(fault.after_s)
             reached, self._next_fault, self._training = self._next_fault, self._env.event(), self._env.event()
             reached.succeed(fault)
-        if self._only_in_training:
-            yield self._training  # what the last one has cost counts
+        yield self._training  # what the last one has cost counts
 
     def _job(self) -> _Steps:
         restore_s, unseen_s = 0.0, 0.0
@@ -406,10 +408,9 @@ class _Run:
 
     def _train(self) -> _Steps:
         """Returns the fault that has ended it."""
-        self._began_s = began_s = self._env.now
+        began_s = self._env.now
         self._training.succeed()
         fault = yield from self._fault_within(math.inf)
-        self._began_s = None
         age_s, speed, before_s = self._env.now - began_s, self._costs.speed, self._work_s
         self._work_s += speed * age_s
         stored_s = self._costs.storage.newest_s(age_s)

@@ -29,11 +29,11 @@ SMALL = Fleet(hosts=8, parameters=8e9, storage_bytes_per_s=20e9, mttf_s=MTTF_S, 
 LARGE = Fleet(hosts=64, parameters=70e9, storage_bytes_per_s=20e9, mttf_s=MTTF_S, announced=1.0)
 
 
-def goodput(of: Fleet, policy: str, *, faults: int = 300) -> float:
+def goodput(of: Fleet, policy: str) -> float:
     figures = Figures()
     chosen = next(each for each in POLICIES if each.name == policy)
-    come = random_faults(of.mttf_s, of.announced, figures.both_copies, seed=5)
-    return simulate(costs(chosen, of, figures), come, wall_s=faults * of.mttf_s).goodput
+    come = random_faults(of.mttf_s, of.announced, figures.both_copies, count=300, seed=5)
+    return simulate(costs(chosen, of, figures), come).goodput
 
 
 def daly(interval_s: float, save_s: float, restart_s: float) -> float:
@@ -50,7 +50,7 @@ def test_the_model_comes_to_the_goodput_of_dalys_formula(interval_s: float, save
         restart_s=restart_s,
         unseen_s=0.0,
     )
-    found = simulate(of, random_faults(MTTF_S, 0.0, 0.0, seed=3), wall_s=10_000 * MTTF_S)
+    found = simulate(of, random_faults(MTTF_S, 0.0, 0.0, count=10_000, seed=3))
     assert found.goodput == pytest.approx(daly(interval_s, save_s, restart_s), rel=0.01)
 
 
@@ -90,7 +90,8 @@ def test_copies_that_a_fault_takes_leave_the_saves() -> None:
         restart_s=60.0,
         unseen_s=0.0,
     )
-    lost = [simulate(of, random_faults(MTTF_S, 0.0, taken, 2), wall_s=300 * MTTF_S).lost for taken in (0.0, 0.1, 1.0)]
+    faults = [random_faults(MTTF_S, 0.0, taken, count=300, seed=2) for taken in (0.0, 0.1, 1.0)]
+    lost = [simulate(of, come).lost for come in faults]
     assert lost == sorted(lost)
     assert lost[0] == pytest.approx(5 / MTTF_S, rel=0.1)  # half of an interval
 
