@@ -84,7 +84,7 @@ class Gang:
         self._made += 1
         self.jobset = f"train-{self._made}"
         # The webhooks may not know the policy yet.
-        self._until(self._is_accepted, "the JobSet to be accepted", NAMED_WITHIN_S, lambda: self._refusal)
+        self._until(self._is_accepted, "the JobSet to be accepted", _RUNS_WITHIN_S, lambda: self._refusal)
         self.wait_to_run(0)
 
     def _is_accepted(self) -> bool:
@@ -235,12 +235,12 @@ class Gang:
             time.sleep(_LOOK_EVERY_S)
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
-        """Waits for something that follows within seconds.
+        """Waits for something that follows within seconds where the machine has nothing else to do.
 
         Raises:
             NotReached: It did not.
         """
-        self._until(holds, what, NAMED_WITHIN_S, self._state)
+        self._until(holds, what, _RUNS_WITHIN_S, self._state)
 
     @property
     def _jobsets(self) -> str:
