@@ -224,9 +224,9 @@ class DrillOutcome:
 
     @property
     def good(self) -> bool:
-        """Whether a checkpoint was committed, before the deadline, and no step was lost."""
+        """Whether the step was committed or is safe in memory, before the deadline, and no step was lost."""
         in_time = self.seconds_to_spare is None or self.seconds_to_spare >= 0
-        return self.phase == Phase.COMMITTED and in_time and not self.steps_lost
+        return self.phase in (Phase.EVACUATED, Phase.COMMITTED) and in_time and not self.steps_lost
 
     def to_json(self) -> Json:
         """Returns the outcome as JSON with names as in Kubernetes."""

@@ -29,6 +29,7 @@ _STYLES = {
     "yes": "green",
     "True": "green",
     "Committed": "green",
+    "Evacuated": "green",
     "Promoted": "yellow",
     "warning": "yellow",
     "unknown": "yellow",

@@ -62,16 +62,19 @@ class Cluster:
         self._until_it_ends.close()
 
     @contextlib.contextmanager
-    def start(self, count: int, attempt: int, directory: str, steps: int, *, every: int = 1) -> Iterator[Processes]:
+    def start(
+        self, count: int, attempt: int, directory: str, steps: int, *, every: int = 1, saves_every: int = 0
+    ) -> Iterator[Processes]:
         """Starts the gang of an attempt, and says to each process where its part goes.
 
-        ``every`` is the steps from one snapshot to the next.
+        ``every`` is the steps from one snapshot to the next, and ``saves_every`` those from one save to storage.
         """
         environments = [
             {
                 **self.operator.environment(index, count, self._folder),
                 Env.RESTART_ATTEMPT: str(attempt),
                 Env.SNAPSHOT_EVERY_STEPS: str(every),
+                Env.SAVE_EVERY_STEPS: str(saves_every),
             }
             for index in range(count)
         ]
@@ -145,7 +148,7 @@ def kill_at(processes: Processes, step: int) -> tuple[int, int]:
     return newest_safe(processes), newest_passed(processes)
 
 
-def ended(processes: Processes, steps: int) -> int:
+def ended(processes: Processes, steps: int, source: str = "memory") -> int:
     """Returns the step that was restored, once training has ended, bit for bit as one that nothing has stopped."""
     results = processes.wait(timeout_s=150)
     assert [result.code for result in results] == [0] * len(results), processes.output()
@@ -154,7 +157,7 @@ def ended(processes: Processes, steps: int) -> int:
         assert np.array_equal(np.asarray(floats, np.uint32), floats_at(steps).view(np.uint32))
         used = Counter({record: number for record, number in enumerate(counts) if number})
         assert used == Counter(order()[: steps * GLOBAL_BATCH].tolist())
-        assert "\nfrom memory\n" in result.output
+        assert f"\nfrom {source}\n" in result.output
     (restored,) = {said(result, "restored")[0][0] for result in results}
     return int(restored)
 
@@ -192,13 +195,19 @@ def test_gang_whose_storage_is_too_slow_for_the_notice_loses_no_step_though_a_no
         assert [result.code for result in results] == [77, 77], processes.output()
         passed = newest_passed(processes)
     end = cluster.operator.messages(Report)[-1]
-    assert (end.phase, end.choice, end.steps_lost) == (Phase.COMMITTED, "Evacuate", 0)
+    assert (end.phase, end.choice, end.steps_lost) == (Phase.EVACUATED, "Evacuate", 0)
     assert end.message.startswith(f"step {end.step} is safe in snapshot servers (2 copies), ")
     assert end.seconds_to_spare > 0
     assert not [path for path in directory.iterdir() if path.name.isdecimal()]
     cluster.servers.pop("node-1").close()
-    with cluster.start(2, 1, str(directory), passed + 3) as processes:
+    with cluster.start(2, 1, str(directory), passed + 3, saves_every=1000) as processes:
         assert ended(processes, passed + 3) == end.step == passed
+    (saved,) = [path for path in directory.iterdir() if path.name.isdecimal()]
+    assert int(saved.name) == passed + 1  # at once, beside the training
+    for server in cluster.servers.values():
+        server.close()
+    with cluster.start(2, 2, str(directory), passed + 3) as processes:
+        assert ended(processes, passed + 3, source="storage") == passed + 1
 
 
 def test_gang_comes_back_though_the_server_of_a_node_died_with_it(cluster: Cluster, tmp_path: Path) -> None:

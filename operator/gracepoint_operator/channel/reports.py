@@ -105,6 +105,7 @@ class ReportHandler:
                 await self._report(pod, message)
             case Forecast():
                 self._writers.policies.forecast(message)
+                self._saved_since(pod, message)
                 return self._writers.policies.goodput.answer(message)
             case Resumption():
                 self._resumed(pod, message)
@@ -160,6 +161,18 @@ class ReportHandler:
             status = preemption_status.with_stalls(preemption.status, stalled, message.stage, self._clock())
             if preemption.includes(pod) and status != preemption.status:
                 self._notifier.store_and_notify(dataclasses.replace(preemption, status=status))
+
+    def _saved_since(self, pod: Pod, message: Forecast) -> None:
+        """A gang has saved to storage. What was evacuated in its start before is saved then, too."""
+        before = (
+            preemption
+            for preemption in reversed(self._cache.preemptions.of_workload(message.workload_uid, pod.namespace))
+            if not preemption.includes(pod)
+        )
+        newest = next(before, None)
+        if newest is not None and preemption_status.is_saved_since(newest, message.spent):
+            status = preemption_status.saved_since(newest.status)
+            self._notifier.store_and_notify(dataclasses.replace(newest, status=status))
 
     def _resumed(self, pod: Pod, message: Resumption) -> None:
         self._writers.stalls.resumed(message.workload_uid)

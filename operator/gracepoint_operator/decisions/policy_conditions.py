@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 
 from gracepoint.wire.messages import Mode, Phase, Trouble, TroubleKind
 from gracepoint_operator import signals
-from gracepoint_operator.decisions.preemption_status import EVACUATE, Note
+from gracepoint_operator.decisions.preemption_status import Note
 from gracepoint_operator.kube.objects import Node, Pod
 from gracepoint_operator.model.evictions import HoldLimit
 from gracepoint_operator.model.preemption_record import PreemptionRecord
@@ -268,7 +268,6 @@ def last_save(preemptions: Iterable[PreemptionRecord], recorded: LastSave | None
         )
         for preemption in preemptions
         if preemption.phase in ends and preemption.status.step is not None
-        if preemption.status.choice != EVACUATE
     ]
     # By name too: replicas that chose differently among saves of one moment would replace each other's choice forever.
     saves = [*saved, *([] if recorded is None else [recorded])]

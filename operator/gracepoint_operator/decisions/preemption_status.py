@@ -71,10 +71,10 @@ def phase_message(phase: Phase, at: PreemptionStatus | Report) -> str:
             return f"every process has written its part of step {step}"
         case Phase.DURABLE:
             return f"all parts of step {step} are on stable storage"
-        case Phase.COMMITTED | Phase.PROMOTED:
+        case Phase.EVACUATED | Phase.COMMITTED | Phase.PROMOTED:
             lost = "" if at.steps_lost is None else f", {at.steps_lost} steps lost"
             spare = "" if spare_s is None else f", {spare_s:.1f} s to spare"
-            where = "in the memory of snapshot servers" if at.choice == EVACUATE else "saved"
+            where = "in the memory of snapshot servers" if phase is Phase.EVACUATED else "saved"
             return f"step {step} is {where}{lost}{spare}"
         case _:
             return str(phase)
@@ -99,8 +99,6 @@ REASON_LEFT_BEFORE = "LeftBefore"
 
 #: A choice of the library: the newest snapshot is committed in place of the current step.
 _PROMOTE = "Promote"
-#: A choice of the library: the current step is sent to snapshot servers, and is not in storage.
-EVACUATE = "Evacuate"
 
 
 def is_announced(preemption: PreemptionRecord) -> bool:
@@ -227,6 +225,19 @@ def proven_committed(preemption: PreemptionRecord, resumption: Resumption, now: 
     return joined_status(after, preemption.status)
 
 
+def is_saved_since(preemption: PreemptionRecord, spent: Spent | None) -> bool:
+    """Returns whether the start that restored an evacuated step has saved to storage since, as it says."""
+    step = preemption.status.step
+    saves = spent is not None and spent.saved_s is not None and spent.first_step == step
+    return preemption.phase is Phase.EVACUATED and preemption.status.restored_step == step and saves
+
+
+def saved_since(status: PreemptionStatus) -> PreemptionStatus:
+    """Returns the status of a preemption of which a forecast proves that it ``is_saved_since``."""
+    message = f"step {status.step} is saved, 0 steps lost: it was in snapshot servers, and the next start has saved it"
+    return joined_status(PreemptionStatus(phase=Phase.COMMITTED, message=message), status)
+
+
 def _of_the_start(spent: Spent, now: float) -> Mapping[str, float]:
     """Returns when the process reached each stage of its start, as it says. In seconds since the epoch."""
     attached_at = now - spent.now_s
@@ -350,6 +361,7 @@ REASON_MOVED = "DeadlineMoved"
 PHASE_REASONS = {
     Phase.NOTICED: "PreemptionNoticed",
     Phase.AGREED: "SaveAgreed",
+    Phase.EVACUATED: "StepEvacuated",
     Phase.COMMITTED: "CheckpointCommitted",
     Phase.PROMOTED: "SnapshotPromoted",
     Phase.RETRACTED: "PreemptionRetracted",
@@ -359,8 +371,8 @@ PHASE_REASONS = {
 #: The reasons of all Events, in the order in which they usually come.
 STORY = (
     *("PreemptionNoticed", REASON_EXIT_BREAKER, REASON_TIME_LIMIT, REASON_LEFT_BEFORE, REASON_MOVED, "SaveAgreed"),
-    *("CheckpointCommitted", "SnapshotPromoted", "PreemptionRetracted", "PreemptionExpired", "PreemptionFailed"),
-    REASON_RESUMED,
+    *("StepEvacuated", "CheckpointCommitted", "SnapshotPromoted", "PreemptionRetracted", "PreemptionExpired"),
+    *("PreemptionFailed", REASON_RESUMED),
 )
 _WARNINGS = frozenset({Phase.EXPIRED, Phase.FAILED})
 
@@ -388,7 +400,7 @@ def note_of_phase(preemption: PreemptionRecord, phase: Phase) -> Note | None:
     spec, status = preemption.spec, preemption.status
     if phase is Phase.NOTICED:
         text = signal_message(spec)
-    elif phase is Phase.AGREED or phase in (Phase.COMMITTED, Phase.PROMOTED):
+    elif phase is Phase.AGREED or phase in (Phase.EVACUATED, Phase.COMMITTED, Phase.PROMOTED):
         text = phase_message(phase, status)
     else:
         text = status.message or str(phase)

@@ -58,10 +58,13 @@ LEFT_BEFORE = ", on a node that the gang left before"
 RESTORED_AFTER_S = 60.0
 
 #: Final phases after which every process exits, if the gang was to exit.
-_LEAVING = frozenset({Phase.COMMITTED, Phase.PROMOTED, Phase.FAILED})
+_LEAVING = frozenset({Phase.EVACUATED, Phase.COMMITTED, Phase.PROMOTED, Phase.FAILED})
 
-#: Final phases that the operator sets by itself. A late report may correct them, because the gang may still save.
-_CORRECTED = frozenset({Phase.EXPIRED, Phase.RETRACTED})
+#: Final phases after which the step may still be committed. The operator sets the first two by itself, and a late
+#: report may correct them; what is evacuated, the next start saves.
+_CORRECTED = frozenset({Phase.EXPIRED, Phase.RETRACTED, Phase.EVACUATED})
+#: Those that correct them.
+_SAVED = frozenset({Phase.EVACUATED, Phase.COMMITTED, Phase.PROMOTED})
 
 
 class EndReason(StrEnum):
@@ -182,7 +185,7 @@ class PreemptionRecord:
 
     @property
     def may_be_committed(self) -> bool:
-        """True if no end is known, or only one that the operator has set by itself, without a report of the gang."""
+        """True if no end is known, or only one after which the step may still be committed."""
         return not self.phase.ended or self.phase in _CORRECTED
 
     @property
@@ -261,10 +264,10 @@ class PreemptionRecord:
 def joined_status(local: PreemptionStatus, stored: PreemptionStatus) -> PreemptionStatus:
     """Joins what two replicas know of one preemption. It only adds, so the order of joining does not matter.
 
-    The phase only moves forward. A final phase is never replaced, with one exception: Committed or Promoted replaces
-    Expired or Retracted. The figures come from the status that is further on. Of two entries of a stage, that over more
-    processes wins, else that of ``stored``, which was written first; of ``firstAck`` the earlier one. The number of
-    receipts never decreases.
+    The phase only moves forward. A final phase is never replaced, with two exceptions: Evacuated, Committed or Promoted
+    replaces Expired or Retracted, and Committed or Promoted replaces Evacuated. The figures come from the status that
+    is further on. Of two entries of a stage, that over more processes wins, else that of ``stored``, which was written
+    first; of ``firstAck`` the earlier one. The number of receipts never decreases.
     Of two conditions Progressing or Started, the one that changed later wins. Lists keep the order of ``stored``: if
     each replica wrote its own order, the replicas would write the same record in turn for ever.
     """
@@ -310,7 +313,7 @@ def _is_ahead(local: PreemptionStatus, stored: PreemptionStatus) -> bool:
     if local.phase is None or stored.phase is None:
         return stored.phase is None
     if stored.phase.ended:
-        return stored.phase in _CORRECTED and local.phase in (Phase.COMMITTED, Phase.PROMOTED)
+        return stored.phase in _CORRECTED and local.phase in _SAVED and local.phase is not stored.phase
     return local.phase.rank > stored.phase.rank
 
 

@@ -178,7 +178,7 @@ def count_outcome(metrics: Metrics, before: PreemptionRecord, after: PreemptionR
         metrics.lead_s.labels(cause=cause).observe(max(lead_s, 0.0))
     if not phase.ended:
         return
-    if phase in (Phase.COMMITTED, Phase.PROMOTED):
+    if phase in (Phase.EVACUATED, Phase.COMMITTED, Phase.PROMOTED) and before.phase is not Phase.EVACUATED:
         _count_save(metrics, after)
     if _was_false_alarm(after, pods_live=pods_live):
         metrics.false_alarms.labels(cause=cause, phase=phase).inc()

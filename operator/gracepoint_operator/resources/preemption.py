@@ -216,9 +216,10 @@ class PreemptionStatus(Model):
     """The generation of the object from which the rest of the status was computed. Absent: it was written by an
     operator that did not have this field."""
     phase: Phase | None = None
-    """The phase that was reached. It only moves forward. Committed, Promoted, Retracted, Expired and Failed are final,
-    with one exception: a late report changes Expired or Retracted to Committed or Promoted. Absent: the object was
-    just created."""
+    """The phase that was reached. It only moves forward. Evacuated, Committed, Promoted, Retracted, Expired and Failed
+    are final, with two exceptions: a late report changes Expired or Retracted to Evacuated, Committed or Promoted; and
+    Evacuated (safe in snapshot servers) becomes Committed when the next start has saved it to storage. Absent: the
+    object was just created."""
     message: Text | None = None
     """Description of the phase. In a final phase, the reason for it."""
     ordinal: Count | None = None
@@ -356,6 +357,7 @@ class RequestPhase(StrEnum):
 
     ADOPTED = "Adopted"
     SUPERSEDED = "Superseded"
+    EVACUATED = "Evacuated"
     COMMITTED = "Committed"
     PROMOTED = "Promoted"
     RETRACTED = "Retracted"

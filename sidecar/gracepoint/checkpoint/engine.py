@@ -442,7 +442,8 @@ class StepCheckpointer:
                     **how_to_read,
                 )
         began_at = 0 if restored is None else restored.step
-        self.save_interval.began_at(began_at)
+        # What is in memory alone is written at once: servers come and go, and training would hardly notice.
+        self.save_interval.began_at(began_at, stored=restored is None or not restored.from_memory)
         if self.memory is not None:
             self.memory.interval.began_at(began_at)
         if restored is not None and not restored.by_orbax and not restored.from_memory:

@@ -2,7 +2,7 @@
 
 If a snapshot could be saved in place of the current step, or there are snapshot servers, the processes meet: each sends
 its ``Situation``, and all choose alike by that (``deadline.plan``). Otherwise there is nothing to choose, and each
-begins to save separately.
+begins to save separately. If a part of the step goes to no snapshot server, all choose once more, without these.
 
 Every wait for other processes ends at the deadline, even if the deadline moves to an earlier time meanwhile:
 ``EpochProgress.waits_at`` names the barrier, and ``PreemptionObserver.looked`` cancels it.
@@ -75,6 +75,7 @@ class EmergencySave:
         self._outcome = outcome
         self._agreement = agreement
         self._forecaster = forecaster
+        self._everywhere: Situation | None = None  # of all processes at the agreed point; None: they did not meet
 
     def save(
         self, step: int, state: Any, host_state: Callable[[], Mapping[str, Any]], reason: str = ""
@@ -93,18 +94,23 @@ class EmergencySave:
         """
         epoch, checkpointer = self._outcome.epoch, self._checkpointer
         try:
-            chosen = self._choose(step)
+            chosen, values = self._choose(step), None
+            if chosen.choice is Choice.EVACUATE:
+                with self._failing(functools.partial(self._gang.fail, self._key("evacuated"))):
+                    values = self._drain(step, state, host_state)
+                sent = self._evacuate(step, state, values)
+                if not sent.error:
+                    return self._committed(step, step, sent.bytes, reason, sent.copies)
+                chosen = self._choose_instead(sent)
             if chosen.choice is Choice.PROMOTE:
                 with self._waiting_to_commit() as on_stage:
                     saved = checkpointer.promote(deadline=self._budget.deadline(), on_stage=on_stage)
-            elif chosen.choice is Choice.EVACUATE:
-                copies, sent_bytes = self._evacuate(step, state, host_state)
-                return self._committed(step, step, sent_bytes, reason, copies)
             else:
                 if chosen.choice is Choice.CANCEL_AND_SAVE:
                     checkpointer.executor.stop(chosen.reason)
-                with self._failing(functools.partial(checkpointer.refuse, step)):
-                    values = self._drain(step, state, host_state)
+                if values is None:
+                    with self._failing(functools.partial(checkpointer.refuse, step)):
+                        values = self._drain(step, state, host_state)
                 deadline, note = self._budget.deadline(), epoch.note()
                 with self._waiting_to_commit() as on_stage:
                     saved = checkpointer.save(step, state, values, deadline=deadline, on_stage=on_stage, note=note)
@@ -126,25 +132,41 @@ class EmergencySave:
 
     def _choose(self, step: int) -> Plan:
         """Returns the choice of all processes."""
-        epoch, snapshot = self._outcome.epoch, self._checkpointer.newest_snapshot
+        snapshot = self._checkpointer.newest_snapshot
         memory = self._checkpointer.memory
         evacuation = None if memory is None else memory.evacuation(self._mailbox.leaving(self._node))
         own = self._forecaster.situation(step, self._budget.time_left_s(), snapshot, evacuation)
         together = self.meet(step, own.to_json(), _merged)
         if together is not None:
-            everywhere = Situation.from_json(together)
-            chosen, newest = plan(everywhere), everywhere.snapshot
-            # That save has failed in another process, and this one may still write its part of it.
-            stops = newest is not None and newest.state is SnapshotState.GONE and must_choose(snapshot)
+            self._everywhere = everywhere = Situation.from_json(together)
+            chosen, stops = plan(everywhere), self._stops(everywhere)
         else:
             # All save the current step. A save that was begun after the freeze began is stopped first, in all of them.
             chosen, stops = plan(dataclasses.replace(own, snapshot=None, evacuation=None)), must_choose(snapshot)
+        chosen = self._chose(chosen, stops=stops)
+        if chosen.choice is not Choice.SAVE_NOW:  # else the next stage's report, which comes at once, says it
+            self._outcome.epoch.report(Phase.AGREED)
+        return chosen
+
+    def _choose_instead(self, sent: _Sent) -> Plan:
+        """Returns what all processes do after some part of the step could not be sent, in the time that is left."""
+        assert self._everywhere is not None  # else it was not sent
+        now = dataclasses.replace(self._everywhere, evacuation=None, left_s=sent.left_s, drain_s=0.0)
+        instead = plan(now)
+        instead = dataclasses.replace(instead, reason=f"{sent.error}; {instead.reason}")
+        return self._chose(instead, stops=self._stops(now))
+
+    def _stops(self, everywhere: Situation) -> bool:
+        """Whether a save has failed in another process, and this one may still write its part of it."""
+        newest = everywhere.snapshot
+        is_gone = newest is not None and newest.state is SnapshotState.GONE
+        return is_gone and must_choose(self._checkpointer.newest_snapshot)
+
+    def _chose(self, chosen: Plan, *, stops: bool) -> Plan:
         if stops and chosen.choice is not Choice.EVACUATE:
             chosen = dataclasses.replace(chosen, choice=Choice.CANCEL_AND_SAVE)
-        epoch.chose(chosen)
+        self._outcome.epoch.chose(chosen)
         logger.warning("chosen choice=%s step=%d reason=%s", chosen.choice, chosen.step, chosen.reason)
-        if chosen.choice is not Choice.SAVE_NOW:  # else the next stage's report, which comes at once, says it
-            epoch.report(Phase.AGREED)
         return chosen
 
     def saved(self, step: int) -> Preempted | None:
@@ -163,30 +185,24 @@ class EmergencySave:
             self._outcome.epoch.stages.mark(stage)
         return self._committed(step, step, None)
 
-    def _evacuate(self, step: int, state: Any, host_state: Callable[[], Mapping[str, Any]]) -> tuple[int, int]:
-        """Has the parts of all processes in the memory of nodes that stay.
-
-        Returns:
-            In how many servers each part is, and how many bytes all parts have.
-        """
+    def _evacuate(self, step: int, state: Any, values: Mapping[str, Any]) -> _Sent:
+        """Has the parts of all processes in the memory of nodes that stay, or says in all why one is not there."""
         memory, key = self._checkpointer.memory, self._key("evacuated")
         assert memory is not None  # else it is not chosen
-
-        def together(parts: list[str]) -> str:
-            copies, part_bytes = zip(*map(json.loads, parts), strict=True)
-            return json.dumps([min(copies), sum(part_bytes)])
-
-        with self._failing(functools.partial(self._gang.fail, key)):
-            values = self._drain(step, state, host_state)
-            sent = memory.send_now(
-                step, state, values, deadline=self._budget.deadline(), leaving=self._mailbox.leaving(self._node)
-            )
+        deadline, leaving = self._budget.deadline(), self._mailbox.leaving(self._node)
+        copies, part_bytes, error = 0, 0, ""
+        try:
+            own = memory.send_now(step, state, values, deadline=deadline, leaving=leaving)
+            copies, part_bytes = own.copies, own.part_bytes
+        except Exception as failure:  # whatever it is, storage or an older step is left
+            error = f"process {self._gang.process_index}: {failure}"
+            logger.error("the step goes to no snapshot server: %s", failure, exc_info=failure)
         with self._waiting_at(key) as deadline:
-            word = json.dumps([sent.copies, sent.part_bytes])
-            all_sent = self._gang.reduce(key, word, together, timeout_s=deadline.remaining_s())
-        self._outcome.epoch.stages.mark("evacuated")
-        copies, all_bytes = json.loads(all_sent)
-        return copies, all_bytes
+            word = _Sent(copies, part_bytes, self._budget.time_left_s(), error).to_json()
+            sent = _Sent.from_json(self._gang.reduce(key, word, _sent_by_all, timeout_s=deadline.remaining_s()))
+        if not sent.error:
+            self._outcome.epoch.stages.mark("evacuated")
+        return sent
 
     def _drain(self, step: int, state: Any, host_state: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
         """Waits until the devices are done, and reports it. Returns the host state."""
@@ -222,7 +238,7 @@ class EmergencySave:
         where = "committed" if copies is None else f"safe in snapshot servers ({copies} copies)"
         reason = f"{'drill: ' if epoch.drill else ''}step {step} is {where}, {when}"
         if copies is not None:
-            reason = f"{reason}: the next start restores it from there, and its next save writes it to storage"
+            reason = f"{reason}: the next start restores it from there, and saves it to storage"
         if steps_lost > 0 and epoch.plan is not None:
             reason = f"{reason}, in place of step {current}: {epoch.plan.reason}"
         if cause:
@@ -233,11 +249,12 @@ class EmergencySave:
         stages, without = self._gathered()
         if without:
             reason = f"{reason}; {without}"
-        epoch.report(Phase.WRITTEN, step=step, bytes=written_bytes, stages=stages)
+        figures = {"step": step, "bytes": written_bytes, "stages": stages}
         if copies is None:
+            epoch.report(Phase.WRITTEN, **figures)
             epoch.report(Phase.DURABLE, stages=stages)
-        end = Phase.PROMOTED if steps_lost > 0 else Phase.COMMITTED
-        epoch.report(end, steps_lost=steps_lost, seconds_to_spare=spare_s, stages=stages, message=reason)
+        end = Phase.EVACUATED if copies is not None else Phase.PROMOTED if steps_lost > 0 else Phase.COMMITTED
+        epoch.report(end, **figures, steps_lost=steps_lost, seconds_to_spare=spare_s, message=reason)
         logger.warning(
             "preempted saved=True drill=%s step=%d steps_lost=%d seconds_to_spare=%.1f%s",
             epoch.drill,
@@ -296,6 +313,40 @@ class EmergencySave:
 
     def _key(self, stage: str) -> str:
         return f"epoch/{self._outcome.epoch.number}/{stage}"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sent:
+    """What was sent to snapshot servers, by one process or by all.
+
+    Attributes:
+        copies: In how many servers each part is, at least.
+        bytes: Bytes of the parts.
+        left_s: Seconds that are left.
+        error: Why a part is in none. Empty: all are there.
+    """
+
+    copies: int
+    bytes: int
+    left_s: float
+    error: str
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.astuple(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> _Sent:
+        return cls(*json.loads(text))
+
+
+def _sent_by_all(texts: list[str]) -> str:
+    parts = [_Sent.from_json(text) for text in texts]
+    return _Sent(
+        copies=min(part.copies for part in parts),
+        bytes=sum(part.bytes for part in parts),
+        left_s=min(part.left_s for part in parts),
+        error=next((part.error for part in parts if part.error), ""),
+    ).to_json()
 
 
 def _lost(values: Mapping[str, Any]) -> str:

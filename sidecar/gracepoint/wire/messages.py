@@ -254,11 +254,11 @@ class Confidence(StrEnum):
 
 
 class Phase(StrEnum):
-    """How far a preemption is. It moves forward only, in this order; the last five are ends.
+    """How far a preemption is. It moves forward only, in this order; the last six are ends.
 
-    The operator sets NOTICED, RETRACTED and EXPIRED, and COMMITTED if the next start restores what was to be saved; the
-    primary process reports all others. One end may follow another: COMMITTED or PROMOTED may still come after RETRACTED
-    or EXPIRED.
+    The operator sets NOTICED, RETRACTED and EXPIRED, and COMMITTED if the next start restores what was to be saved, or
+    has saved what was evacuated; the primary process reports all others. One end may follow another: EVACUATED,
+    COMMITTED or PROMOTED may still come after RETRACTED or EXPIRED, and COMMITTED after EVACUATED.
     """
 
     NOTICED = "Noticed"  # the operator has seen the signal and is telling the subscribers
@@ -267,6 +267,7 @@ class Phase(StrEnum):
     DRAINED = "Drained"  # all processes have reached it, and their devices are idle
     WRITTEN = "Written"  # every process has written its shards
     DURABLE = "Durable"  # every process's done-record is on stable storage
+    EVACUATED = "Evacuated"  # all parts are safe in snapshot servers, and not in storage yet
     COMMITTED = "Committed"  # the checkpoint is visible under its step number
     PROMOTED = "Promoted"  # an older snapshot was committed instead (steps lost > 0)
     RETRACTED = "Retracted"  # the signal went away, or training has finished
@@ -284,7 +285,7 @@ class Phase(StrEnum):
         return list(Phase).index(self)
 
 
-_ENDED = frozenset({Phase.COMMITTED, Phase.PROMOTED, Phase.RETRACTED, Phase.EXPIRED, Phase.FAILED})
+_ENDED = frozenset({Phase.EVACUATED, Phase.COMMITTED, Phase.PROMOTED, Phase.RETRACTED, Phase.EXPIRED, Phase.FAILED})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gracepoint.wire.messages import Phase, Resumption, SavedFor, Spent
+from gracepoint.wire.messages import Forecast, Phase, Resumption, SavedFor, Spent
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.client import JsonObject
 from gracepoint_operator.workloads import JOBSETS
@@ -36,7 +36,9 @@ def restart(replica: Replica, attempt: int = 1) -> None:
         replica.see(kinds.PODS, objects.pod(index, attempt=attempt, on="node-2", created_at=replica.clock()))
 
 
-async def resume(replica: Replica, step: int = 40, saved: SavedFor | None = None, *, attempt: int = 1) -> None:
+async def resume(
+    replica: Replica, step: int = 40, saved: SavedFor | None = None, *, attempt: int = 1, from_memory: bool = False
+) -> None:
     """The restarted gang says what it has restored."""
     uid = f"uid-pod-0-{attempt}"
     await until(lambda: uid in replica.core.cache.objects.pods, "the new pods")
@@ -49,6 +51,7 @@ async def resume(replica: Replica, step: int = 40, saved: SavedFor | None = None
         training=False,
         age_s=0.0,
         saved_for=saved,
+        from_memory=from_memory,
     )
     await replica.core.reports.take(replica.core.cache.objects.pods[uid], message)
 
@@ -171,6 +174,48 @@ async def test_a_save_that_failed_stays_failed_whatever_is_restored(api: MemoryA
         await until(lambda: "restoredStep" in replica.named(FIRST)["status"], "the restored step")
         found = replica.named(FIRST)
         assert (found["status"]["phase"], found["status"].get("stepsLost")) == ("Failed", None)
+
+
+@pytest.mark.parametrize("restored", [40, 30], ids=["the evacuated step", "an older step"])
+async def test_an_evacuated_step_is_committed_once_the_gang_that_restored_it_has_saved(
+    api: MemoryApi, clock: Clock, restored: int
+) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        await replica.report(Phase.EVACUATED)
+        await replica.phase("Evacuated")
+        restart(replica)
+        await resume(replica, restored, from_memory=True)
+        await until(lambda: "restoredStep" in replica.named(FIRST)["status"], "the restored step")
+        pod = replica.core.cache.objects.pods["uid-pod-0-1"]
+        for saved_s in (None, 8.0):
+            assert replica.named(FIRST)["status"]["phase"] == "Evacuated"
+            spent = Spent(now_s=9.0, joined_s=1.0, first_step=restored, saved_s=saved_s)
+            await replica.core.reports.take(pod, forecast(spent))
+        if restored == 40:
+            status = (await recorded(replica, FIRST, "Committed"))["status"]
+            assert (status["step"], end(replica.named(FIRST))["reason"]) == (40, "Evacuated")
+            await until(lambda: "CheckpointCommitted" in replica.reasons, "the Event")
+            assert [reason for reason in replica.reasons if reason != "Resumed"] == [
+                "PreemptionNoticed", "SaveAgreed", "StepEvacuated", "CheckpointCommitted",
+            ]  # fmt: skip
+        else:
+            assert replica.core.cache.preemptions.records[objects.NAMESPACE, FIRST].phase is Phase.EVACUATED
+
+
+def forecast(spent: Spent) -> Forecast:
+    return Forecast(
+        pod_uid="uid-pod-0-1",
+        session="s-1",
+        workload_uid=JOBSET_UID,
+        state_bytes=1,
+        step_s=0.1,
+        drain_s=0.1,
+        save_s=0.5,
+        margin=1.25,
+        spent=spent,
+    )
 
 
 async def test_a_late_report_adds_its_figures_to_a_proven_commit(api: MemoryApi, clock: Clock) -> None:

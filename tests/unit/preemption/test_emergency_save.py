@@ -299,13 +299,13 @@ def test_a_step_that_is_sent_to_memory_is_reported_as_such_with_the_fewest_copie
         assert (end.code, end.saved, end.step, end.steps_lost) == (77, True, 10, 0)
     reports = pair[0].sent.messages
     assert [report.phase for report in reports] == [
-        Phase.FROZEN, Phase.AGREED, Phase.AGREED, Phase.DRAINED, Phase.WRITTEN, Phase.COMMITTED,
+        Phase.FROZEN, Phase.AGREED, Phase.AGREED, Phase.DRAINED, Phase.EVACUATED,
     ]  # fmt: skip
     assert (reports[-1].choice, reports[-1].step, reports[-1].bytes) == ("Evacuate", 10, 16)
     assert list(reports[-1].stages) == ["frozen", "agreed", "drained", "evacuated"]
     assert reports[-1].message.startswith("step 10 is safe in snapshot servers (1 copies), ")
     assert reports[-1].message.endswith(
-        "s before the deadline: the next start restores it from there, and its next save writes it to storage"
+        "s before the deadline: the next start restores it from there, and saves it to storage"
     )
 
 
@@ -323,12 +323,30 @@ def test_after_a_drill_that_sends_to_memory_training_goes_on(pair: list[Process]
     assert pair[0].sent.messages[-1].message.startswith("drill: step 10 is safe in snapshot servers")
 
 
-def test_part_that_no_server_takes_is_said_at_once_by_all_processes(pair: list[Process]) -> None:
-    ends = evacuating(pair, Memory(), Memory(error="no snapshot server takes the part"))
-    for end in ends:
+@pytest.mark.parametrize(
+    ("newest", "told", "step"),
+    [
+        pytest.param(None, ["save 10"], 10, id="to storage, which is tried at least"),
+        pytest.param(dataclasses.replace(writing(7), elapsed_s=1.0), ["promote 7"], 7, id="an older step"),
+    ],
+)
+def test_part_that_no_server_takes_has_all_processes_do_what_is_next_best(
+    pair: list[Process], newest: NewestSnapshot | None, told: list[str], step: int
+) -> None:
+    for process in pair:
+        process.engine.newest_snapshot = newest
+    ends = evacuating(pair, Memory(), Memory(error="it is full"))
+    assert [process.engine.told for process in pair] == [told] * 2
+    for process, end in zip(pair, ends, strict=True):
         assert end is not None
-        assert (end.code, end.saved) == (78, False)
-        assert "no snapshot server takes the part" in str(end)
+        assert (end.code, end.saved, end.step, end.steps_lost) == (77, True, step, 10 - step)
+        reason = process.outcome.epoch.progress.choice_reason
+        assert reason is not None
+        assert reason.startswith("process 1: it is full; step 10 needs ")
+    phases = [report.phase for report in pair[0].sent.messages]
+    assert phases[3:] == [
+        Phase.DRAINED, Phase.WRITTEN, Phase.DURABLE, Phase.COMMITTED if step == 10 else Phase.PROMOTED
+    ]  # fmt: skip
 
 
 @pytest.mark.integration

@@ -101,5 +101,5 @@ def test_an_optional_field_may_be_null_but_not_missing() -> None:
 def test_phases_are_ordered_and_end() -> None:
     assert Phase.NOTICED.rank < Phase.AGREED.rank < Phase.COMMITTED.rank
     assert [phase.value for phase in Phase if phase.ended] == [
-        "Committed", "Promoted", "Retracted", "Expired", "Failed",
+        "Evacuated", "Committed", "Promoted", "Retracted", "Expired", "Failed",
     ]  # fmt: skip

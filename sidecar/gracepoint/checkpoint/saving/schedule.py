@@ -109,6 +109,7 @@ class SaveInterval:
         self._hastens = schedule.hastens
         self._clock = clock
         self._asked: tuple[int, bool] | None = None  # the last step, and the answer
+        self._at_once = False  # the next step is due, whatever the interval says
         self._multiples: int | None = None  # number of multiples of every_steps up to the last step; None: not known
         self._plans = PlansAhead(gang, key, _to_text(_Block(1, 0)))
         self._block = _Block(0, 0)
@@ -155,19 +156,24 @@ class SaveInterval:
         """Records that the state was saved just now, for any reason. The interval in seconds begins again."""
         self._due_s = self._clock() + self._every_s
 
-    def began_at(self, step: int) -> None:
+    def began_at(self, step: int, *, stored: bool = True) -> None:
         """Sets the step after which training begins: the restored step, or 0. Multiples are counted from there.
 
         If this is never called, the first step that ``is_due`` is called with is due only if it is a multiple itself.
+
+        Args:
+            step: The step; the same in all processes.
+            stored: Whether it is in storage. If not, the first step that ``is_due`` is called with is due.
         """
-        self._asked = None
+        self._asked, self._at_once = None, not stored and self.periodic
         if self._every_steps > 0:
             self._multiples = step // self._every_steps
 
     def _due(self, step: int) -> bool:
+        at_once, self._at_once = self._at_once, False
         by_time = self._by_blocks and self._due_by_time()  # counts calls, so it must run at every step
         by_steps = self._every_steps > 0 and self._due_by_steps(step)  # counts multiples, so it must run, too
-        return by_time or by_steps
+        return at_once or by_time or by_steps
 
     def _due_by_steps(self, step: int) -> bool:
         before, self._multiples = self._multiples, step // self._every_steps

@@ -96,6 +96,17 @@ def test_multiples_are_counted_from_where_training_began(began_at: int | None, f
     assert due_steps(due, range(first, first + 301, stride))[:3] == expected
 
 
+@pytest.mark.parametrize(
+    ("schedule", "expected"), [({"every_steps": 100}, [641, 700]), ({"every_s": 1e6}, [641]), ({}, [])]
+)
+def test_first_step_after_one_that_is_not_stored_is_due_if_any_is(
+    schedule: dict[str, Any], expected: list[int]
+) -> None:
+    due = made(**schedule)
+    due.began_at(640, stored=False)
+    assert due_steps(due, range(641, 760)) == expected
+
+
 def test_after_another_restore_multiples_are_counted_from_that_step() -> None:
     due = made(every_steps=100)
     due.began_at(0)

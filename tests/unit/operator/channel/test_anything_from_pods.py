@@ -176,7 +176,7 @@ async def _all_written(replica: Replica, api: StrictApi) -> None:
     """The record gets a phase that comes after whatever was said. What is said after an end may begin another one."""
     newest = max(replica.preemptions, key=lambda body: body["spec"]["epoch"])
     await replica.report(Phase.COMMITTED, preemption=newest["metadata"]["name"])
-    ends = {"Committed", "Promoted", "Failed", "Retracted", "Expired"}
+    ends = {"Evacuated", "Committed", "Promoted", "Failed", "Retracted", "Expired"}
 
     def ended() -> bool:
         return {body.get("status", {}).get("phase") for body in replica.preemptions} <= ends

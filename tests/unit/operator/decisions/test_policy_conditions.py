@@ -23,9 +23,9 @@ def test_last_save_of_a_policy_may_be_a_promoted_snapshot() -> None:
 
 def test_step_that_is_only_in_memory_is_no_last_save_of_a_policy() -> None:
     preemptions = []
-    for number, choice in enumerate(["SaveNow", "Evacuate"], start=1):
-        body = objects.preemption(number, phase="Committed", ended_at=NOW + number)
-        body["status"].update(step=40 * number, choice=choice)
+    for number, phase in enumerate(["Committed", "Evacuated"], start=1):
+        body = objects.preemption(number, phase=phase, ended_at=NOW + number)
+        body["status"].update(step=40 * number)
         preemptions.append(PreemptionRecord.of(body))
     saved = policy_conditions.last_save(preemptions, None)
     assert saved is not None

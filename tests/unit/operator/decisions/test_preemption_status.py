@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from gracepoint.wire.messages import Phase, Resumption, SavedFor, Spent
 from gracepoint_operator.decisions import preemption_status
 from gracepoint_operator.decisions.preemption_status import Note
-from gracepoint_operator.model.preemption_record import EndReason, PreemptionRecord
+from gracepoint_operator.model.preemption_record import EndReason, PreemptionRecord, joined_status
 from gracepoint_operator.resources import Acknowledgements, PreemptionStatus, Replica
 from gracepoint_operator.signals import KNOWN_TO_GANG
 from tests.unit.operator.fakes import objects
@@ -63,10 +63,10 @@ SIGNAL = "SpotTermination: taint cloud.google.com/impending-node-termination:NoS
             id="committed",
         ),
         pytest.param(
-            Phase.COMMITTED,
-            {"step": 40, "stepsLost": 0, "choice": "Evacuate"},
-            Note("CheckpointCommitted", f"{NAME}: step 40 is in the memory of snapshot servers, 0 steps lost"),
-            id="committed to memory alone",
+            Phase.EVACUATED,
+            {"step": 40, "stepsLost": 0},
+            Note("StepEvacuated", f"{NAME}: step 40 is in the memory of snapshot servers, 0 steps lost"),
+            id="evacuated",
         ),
         pytest.param(
             Phase.PROMOTED, {"step": 30}, Note("SnapshotPromoted", f"{NAME}: step 30 is saved"), id="promoted"
@@ -329,6 +329,7 @@ def note(name: str = NAME, attempt: int = 0) -> SavedFor:
         pytest.param("Durable", note(), True, id="all but the commit was reported"),
         pytest.param("Expired", note(), True, id="the operator gave up"),
         pytest.param("Retracted", note(), True, id="the signal went away"),
+        pytest.param("Evacuated", note(), True, id="that it is in snapshot servers was reported"),
         pytest.param("Committed", note(), False, id="it was reported"),
         pytest.param("Promoted", note(), False, id="an older one was reported"),
         pytest.param("Failed", note(), False, id="a failure was reported"),
@@ -390,6 +391,35 @@ def test_a_step_from_the_memory_of_nodes_proves_no_commit_and_is_said() -> None:
         preemption({"restoredStep": 40, "restoredFromMemory": True}, phase="Expired")
     )
     assert note.message == f"{NAME}: training continues from step 40, which the memory of nodes had"
+
+
+@pytest.mark.parametrize(
+    ("state", "spent", "expected"),
+    [
+        pytest.param({}, Spent(now_s=9.0, joined_s=1.0, first_step=40, saved_s=5.0), True, id="it has saved"),
+        pytest.param({}, Spent(now_s=9.0, joined_s=1.0, first_step=40), False, id="it has saved nothing yet"),
+        pytest.param(
+            {}, Spent(now_s=9.0, joined_s=1.0, first_step=30, saved_s=5.0), False, id="it began at another step"
+        ),
+        pytest.param({}, None, False, id="it says nothing"),
+        pytest.param(
+            {"restoredStep": 30}, Spent(now_s=9.0, joined_s=1.0, first_step=40, saved_s=5.0), False, id="a later start"
+        ),
+        pytest.param(
+            {"phase": "Expired"}, Spent(now_s=9.0, joined_s=1.0, first_step=40, saved_s=5.0), False, id="not evacuated"
+        ),
+    ],
+)
+def test_an_evacuated_step_is_committed_once_the_start_that_restored_it_has_saved(
+    state: dict[str, Any], spent: Spent | None, expected: bool
+) -> None:
+    status = {"step": 40, "restoredStep": 40, **state}
+    known = preemption(status, phase=status.pop("phase", "Evacuated"))
+    assert preemption_status.is_saved_since(known, spent) is expected
+    if expected:
+        after = preemption_status.saved_since(known.status)
+        assert (after.phase, after.step) == (Phase.COMMITTED, 40)
+        assert joined_status(known.status, after) == after
 
 
 def test_a_proven_commit_says_that_no_report_had_arrived() -> None:
