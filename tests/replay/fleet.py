@@ -51,6 +51,8 @@ REFERENCE = Fleet(hosts=64, parameters=70e9, storage_bytes_per_s=20e9, mttf_s=HO
 INTERVAL_STEPS = {"JobSet": 10, "Job": 30}
 #: The model's goodput may differ from the replay's by so much.
 GOAL = 0.03
+#: The kind of fault in which nothing but its silence tells that a node is off.
+_LOST_NODE = "node-off"
 _COLOURS = ("#0072b2", "#56b4e9", "#777777", "#cc79a7", "#a05195", "#e69f00", "#d55e00")
 
 
@@ -79,9 +81,7 @@ def fleets() -> Iterator[tuple[str, str, Fleet]]:
         for name, mttf_s in MTTFS_S.items():
             yield f"MTTF, {share} announced", name, dataclasses.replace(REFERENCE, mttf_s=mttf_s, announced=announced)
     for name, hosts in (("8B", 8), ("70B", 64), ("405B", 512), ("405B", 4096)):
-        fleet = Fleet(
-            hosts=hosts, parameters=MODELS[name], storage_bytes_per_s=200e9, mttf_s=HOUR_S, announced=0.5
-        )  # fmt: skip
+        fleet = dataclasses.replace(REFERENCE, hosts=hosts, parameters=MODELS[name], storage_bytes_per_s=200e9)
         yield "a fault an hour, 200 GB/s", f"{name}, {hosts:,} hosts", fleet
     for hosts in (128, 512, 2048, 4096):
         mttf_s = HOST_MTTF_S / hosts
@@ -99,13 +99,8 @@ def save_times(figures: Figures) -> list[list[str]]:
     for name, parameters in MODELS.items():
         fleet = dataclasses.replace(REFERENCE, parameters=parameters)
         seconds = [figures.save_factor * fleet.state_bytes / storage for storage in STORAGES.values()]
-        lines.append(
-            [
-                name,
-                f"{fleet.state_bytes / 1e9:,.0f} GB",
-                *(f"{each:,.0f} s" if each >= 10 else f"{each:.2g} s" for each in seconds),
-            ]
-        )
+        times = (f"{each:,.0f} s" if each >= 10 else f"{each:.2g} s" for each in seconds)
+        lines.append([name, f"{fleet.state_bytes / 1e9:,.0f} GB", *times])
     return lines
 
 
@@ -185,7 +180,7 @@ def measured(found: Sequence[Result]) -> Figures:
         ValueError: It has no recovered fault that was announced.
     """
     known = [result.until_training_s for result in found if result.recovered and result.announced]
-    unseen = [result.until_training_s for result in found if result.recovered and result.kind == "node-killed"]
+    unseen = [result.until_training_s for result in found if result.recovered and result.kind == _LOST_NODE]
     if not known:
         raise ValueError(f"found no recovered fault that was announced among {len(found)}; expected one")
     restart_s = statistics.median(known)

@@ -241,6 +241,8 @@ def best_interval_s(cost_s: float, mttf_s: float) -> float:
         cost_s: Training that a save costs.
         mttf_s: Mean time between two faults that cost what was not saved.
     """
+    if math.isinf(mttf_s):
+        return LONGEST_INTERVAL_S
     if cost_s >= 2 * mttf_s:
         return mttf_s + cost_s
     root = math.sqrt(cost_s / (2 * mttf_s))

@@ -103,7 +103,7 @@ def write_replay(folder: Path, *, unexplained_s: float = 0.0) -> Path:
         folder: Where to.
         unexplained_s: How long each job waited for what was no fault.
     """
-    kinds = itertools.cycle((("drain", True, 6.0), ("sigterm", True, 8.0), ("node-killed", False, 75.0)))
+    kinds = itertools.cycle((("drain", True, 6.0), ("sigterm", True, 8.0), ("node-off", False, 75.0)))
     lost_steps = itertools.cycle(range(10))
     found, ends = [], []
     for job in range(6):
