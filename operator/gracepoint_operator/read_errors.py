@@ -9,6 +9,8 @@ from collections.abc import Iterator
 CAUSES = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 #: Messages show at most this number of characters of what was found.
 _SHOWN = 1000
+#: And of the object's kind, namespace and name, which nobody has checked before the object is read.
+_SHOWN_OF_NAMES = 600
 
 
 class Unreadable(ValueError):
@@ -31,7 +33,7 @@ def reading(subject: str) -> Iterator[None]:
     except Unreadable:
         raise
     except CAUSES as error:
-        raise Unreadable(f"{subject}: {said(error)}") from error
+        raise Unreadable(f"{shortened(subject, _SHOWN_OF_NAMES)}: {said(error)}") from error
 
 
 def said(error: BaseException) -> str:
@@ -39,6 +41,6 @@ def said(error: BaseException) -> str:
     return shortened(str(error) if isinstance(error, Unreadable) else f"{type(error).__name__}: {error}")
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, shown: int = _SHOWN) -> str:
     """Returns the text, or only its beginning if it is long."""
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
+    return text if len(text) <= shown else f"{text[:shown]}... ({len(text)} characters)"

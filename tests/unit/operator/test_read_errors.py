@@ -139,6 +139,12 @@ READERS: dict[str, tuple[Callable[[Any], object], kinds.Kind]] = {
 }
 
 
+def test_a_name_without_end_is_shown_by_its_beginning() -> None:
+    request = objects.request()
+    request["metadata"] |= {"name": "n" * 50_000, "creationTimestamp": True}
+    assert "nnn... (500" in refusal(Unreadable, lambda: Asked.of(request))[:700]
+
+
 @pytest.mark.parametrize("reader", READERS)
 @MANY
 @given(data=st.data())
