@@ -51,8 +51,8 @@ REFERENCE = Fleet(hosts=64, parameters=70e9, storage_bytes_per_s=20e9, mttf_s=HO
 INTERVAL_STEPS = {"JobSet": 10, "Job": 30}
 #: The model's goodput may differ from the replay's by so much.
 GOAL = 0.03
-#: The kind of fault in which nothing but its silence tells that a node is off.
-_LOST_NODE = "node-off"
+#: Kinds of faults: one that every platform has, and one in which only its silence tells that a node is off.
+_ANNOUNCED_END, _LOST_NODE = "drain", "node-off"
 _COLOURS = ("#0072b2", "#56b4e9", "#777777", "#cc79a7", "#a05195", "#e69f00", "#d55e00")
 
 
@@ -174,18 +174,19 @@ def picture(found: Iterable[Row]) -> str:
 
 
 def measured(found: Sequence[Result]) -> Figures:
-    """Returns the figures with what a replay has measured.
+    """Returns the figures with what a replay has measured: of a drained node, and of one that is off.
 
     Raises:
-        ValueError: It has no recovered fault that was announced.
+        ValueError: It has no recovered fault of both kinds.
     """
-    known = [result.until_training_s for result in found if result.recovered and result.announced]
-    unseen = [result.until_training_s for result in found if result.recovered and result.kind == _LOST_NODE]
-    if not known:
-        raise ValueError(f"found no recovered fault that was announced among {len(found)}; expected one")
-    restart_s = statistics.median(known)
-    lost_node_s = statistics.median(unseen) - restart_s if unseen else Figures().lost_node_s
-    return Figures(restart_s=restart_s, lost_node_s=max(0.0, lost_node_s))
+    seconds = {}
+    for kind in (_ANNOUNCED_END, _LOST_NODE):
+        of_kind = [result.until_training_s for result in found if result.recovered and result.kind == kind]
+        if not of_kind:
+            raise ValueError(f"found no recovered fault of the kind {kind} among {len(found)}; expected one")
+        seconds[kind] = statistics.median(of_kind)
+    restart_s = seconds[_ANNOUNCED_END]
+    return Figures(restart_s=restart_s, lost_node_s=max(0.0, seconds[_LOST_NODE] - restart_s))
 
 
 @dataclasses.dataclass(frozen=True)

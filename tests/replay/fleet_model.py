@@ -148,8 +148,8 @@ POLICIES = (
     ),
     Policy(
         "Gracepoint, snapshots",
-        "The same, and each part is in the memory of two hosts, sent over TLS.",
-        "docs/snapshots.md",
+        "The same, and each part is in the memory of two hosts, over TLS; if storage is too slow, so is the last step.",
+        "docs/snapshots.md, docs/deadline.md",
         final_save=FinalSave.NOTICE,
         copies=Copies.SNAPSHOTS,
     ),
@@ -216,6 +216,7 @@ class Costs:
         storage: Saves to storage.
         memory: Copies in the memory of hosts. None: there are none.
         final_save_s: How long training stands still to save before an announced end. None: that does not fit.
+        evacuates: Whether that save goes to memory.
         restart_s: From an end to the begin of the restore.
         unseen_s: How much longer it takes if the end was not announced.
         both_copies: Share of the faults that take both copies in memory.
@@ -224,6 +225,7 @@ class Costs:
     storage: Tier
     memory: Tier | None = None
     final_save_s: float | None
+    evacuates: bool = False
     restart_s: float
     unseen_s: float
     both_copies: float = 0.0
@@ -255,6 +257,10 @@ def costs(policy: Policy, fleet: Fleet, figures: Figures) -> Costs:
     storage_bytes_per_s = min(fleet.storage_bytes_per_s, fleet.hosts * figures.host_storage_bytes_per_s)
     block_s = figures.block_factor * part_bytes / figures.host_copy_bytes_per_s
     final_save_s = _final_save_s(policy, fleet, figures, storage_bytes_per_s)
+    evacuates = final_save_s is None and policy.copies is Copies.SNAPSHOTS
+    if evacuates:
+        sent_s = figures.stop_s_per_host * fleet.hosts + part_bytes / figures.snapshot_bytes_per_s
+        final_save_s = sent_s if figures.step_s + sent_s <= fleet.notice_s - _RESERVE_S else None
     losing = 1.0 if final_save_s is None else 1.0 - fleet.announced
     memory = None
     if policy.copies is not Copies.NONE:
@@ -273,6 +279,7 @@ def costs(policy: Policy, fleet: Fleet, figures: Figures) -> Costs:
         storage=Tier(max(write_s, best_s), cost_s, block_s + write_s, read_s),
         memory=memory,
         final_save_s=final_save_s,
+        evacuates=evacuates,
         restart_s=figures.in_place_s if policy.in_place else start_s,
         unseen_s=figures.heartbeat_s if policy.in_place else figures.lost_node_s,
         both_copies=figures.both_copies,
@@ -426,7 +433,9 @@ class _Run:
     def _save(self, seconds: float) -> _Steps:
         """Saves before an announced end. Returns the fault that came meanwhile, if one came."""
         other = yield from self._fault_within(seconds)
-        if other is None:
+        if other is None and self._costs.evacuates:
+            self._copied_s = self._work_s
+        elif other is None:
             self._stored_s = self._work_s
         return other
 
