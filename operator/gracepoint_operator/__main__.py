@@ -121,8 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
         logger.info(
             "started", extra=about(replica=options.replica, namespace=options.namespace, own_rows=len(own_rows))
         )
-        while not failed.is_set() and signal.sigtimedwait(_ENDING, _LOOK_S) is None:
-            pass
+        wait_for_end(failed)
     except RuntimeError as error:
         logger.error("ended by a failure", extra=about(error=str(error)))
         failed.set()
@@ -134,6 +133,16 @@ def main(arguments: list[str] | None = None) -> int:
             cleanup.callback(server.end_streams)  # first, so that the pods connect to the other replica at once
     logger.info("ended", extra=about(failed=failed.is_set()))
     return 1 if failed.is_set() else 0
+
+
+def wait_for_end(failed: threading.Event) -> int | None:
+    """Waits for a failure, or for a signal to end, which is blocked. Returns the signal."""
+    while not failed.is_set():
+        received = signal.sigtimedwait(_ENDING, _LOOK_S)
+        # In a process that was stopped and goes on, as by a debugger, it may return what is no signal.
+        if received is not None and received.si_signo in _ENDING:
+            return received.si_signo
+    return None
 
 
 def _snapshots(options: argparse.Namespace) -> SnapshotSettings | None:

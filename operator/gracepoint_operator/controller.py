@@ -6,7 +6,7 @@ subscribers and the acknowledgements. Requests to the API server run in the thre
 
 * ``feed`` -> ``ClusterCache``, and in the loop's next iteration ``Reconciler`` -> ``Notifier``, without an await
   between the two (``DecisionQueue``). All events that wait are handled at once: a thousand pods that start together are
-  a thousand events of one workload;
+  a thousand events of one workload. What is recorded of a large gang comes in later iterations;
 * ``Relister.run``: lists the cluster at start, then now and then, and lists a kind when its watch may have missed
   something. Nothing is decided, and nobody is served, before the first list. After each one every workload is decided
   about;
@@ -29,7 +29,7 @@ import functools
 import heapq
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Sequence, Set
 
 from gracepoint.wire import names
 from gracepoint_operator.cache.cluster_cache import ClusterCache, ObjectReading, UnreadableObjects
@@ -57,6 +57,7 @@ from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
+from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption_record import PreemptionRecord
 from gracepoint_operator.recording import connection_writer, garbage_collector, trouble_recorder
 from gracepoint_operator.recording.connection_writer import ConnectionWriter
@@ -94,6 +95,13 @@ _LONG_S = 0.02
 _REST = 4
 #: Seconds until a workload is decided about again after an error.
 _AGAIN_S = 1.0
+#: Other work of the loop comes between the steps of a decision about a gang with more pods: a step with 4,000 takes
+#: about 10 ms. Each step then looks at the gang anew, as it may have changed.
+_MANY_PODS = 512
+
+#: A decision about a workload, step by step. Its first step carries out what was decided. It returns when the workload
+#: has to be decided about again without an event, in seconds since the epoch. None: only after an event.
+Steps = Generator[None, None, float | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,19 +146,20 @@ class DecisionQueue:
     """The workloads to decide about, by UID: soon after an event, and when time alone may change a decision.
 
     Decisions are made in slices, so that nothing else on the loop waits for long: after a list there is something to
-    decide about every workload. Such a round waits for the workloads with events. If a decision takes long, as for a
-    gang of thousands of pods, the next one about the same workload waits for a multiple of that time: while these pods
-    start, each has an event. The queue has no task; its callbacks end with the loop.
+    decide about every workload. Such a round waits for the workloads with events. A decision that was begun is ended
+    before the next one begins; a slice may end between two of its steps. If a decision takes long, as for a gang of
+    thousands of pods, the next one about the same workload waits for a multiple of that time: while these pods start,
+    each has an event. The queue has no task; its callbacks end with the loop.
 
     Args:
-        decide: Decides about a workload. Returns when it has to be decided about again without an event, in seconds
-            since the epoch. None: only after an event.
+        decide: Decides about a workload.
         clock: Seconds since the epoch.
     """
 
-    def __init__(self, decide: Callable[[str], float | None], clock: Callable[[], float]) -> None:
+    def __init__(self, decide: Callable[[str], Steps], clock: Callable[[], float]) -> None:
         self._decide = decide
         self._clock = clock
+        self._begun: dict[str, tuple[Steps, float]] = {}  # what is left of a decision, and the CPU time that it took
         self._waiting: dict[str, None] = {}  # in the order of their events
         self._round: dict[str, None] = {}  # after all that wait
         self._resting: dict[str, bool] = {}  # True: it is to be decided about after its rest
@@ -182,14 +191,37 @@ class DecisionQueue:
                 self.add([uid])
 
     def decide_now(self, uid: str) -> None:
-        """Decides about a workload before this method returns."""
+        """Decides about a workload, and carries that out before this method returns. Further steps come soon after."""
+        while uid in self._begun:  # one that was decided before
+            self._step(uid)
+        self._begin(uid)
+        self._step(uid)
+        self._schedule()
+
+    def _begin(self, uid: str) -> None:
         self._waiting.pop(uid, None)
         self._round.pop(uid, None)
+        self._begun[uid] = (self._decide(uid), 0.0)
+
+    def _step(self, uid: str) -> float:
+        """Makes one step of a decision. Returns the CPU time that all its steps took."""
+        steps, worked_s = self._begun[uid]
+        began_s = time.thread_time()
         try:
-            at = self._decide(uid)
+            next(steps)
+        except StopIteration as end:
+            del self._begun[uid]
+            self._note_due(uid, end.value)
         except Exception:
+            del self._begun[uid]
             logger.exception("a workload could not be decided about", extra=about(workload_uid=uid))
-            at = self._clock() + _AGAIN_S
+            self._note_due(uid, self._clock() + _AGAIN_S)
+        worked_s += time.thread_time() - began_s
+        if uid in self._begun:
+            self._begun[uid] = (steps, worked_s)
+        return worked_s
+
+    def _note_due(self, uid: str, at: float | None) -> None:
         if at is None:
             self._due_at.pop(uid, None)
         elif self._due_at.get(uid) != at:
@@ -197,23 +229,25 @@ class DecisionQueue:
             heapq.heappush(self._times, (at, uid))
 
     def _schedule(self) -> None:
-        if not self._scheduled and (self._waiting or self._round):
+        if not self._scheduled and (self._begun or self._waiting or self._round):
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._run)
 
     def _run(self) -> None:
         """Decides for one slice of time."""
         self._scheduled = False
-        began_s = time.thread_time()
-        before_s = began_s
-        while (self._waiting or self._round) and before_s - began_s < _SLICE_S:
-            uid = next(iter(self._waiting or self._round))
-            self.decide_now(uid)
-            after_s = time.thread_time()
-            if after_s - before_s > _LONG_S:
-                self._resting[uid] = False
-                asyncio.get_running_loop().call_later(_REST * (after_s - before_s), self._rested, uid)
-            before_s = after_s
+        until_s = time.thread_time() + _SLICE_S
+        while queue := self._begun or self._waiting or self._round:
+            uid = next(iter(queue))
+            if queue is not self._begun:
+                self._begin(uid)
+            worked_s = self._step(uid)
+            if uid not in self._begun and worked_s > _LONG_S:
+                self._resting[uid] = uid in self._waiting  # an event may have come between its steps
+                self._waiting.pop(uid, None)
+                asyncio.get_running_loop().call_later(_REST * worked_s, self._rested, uid)
+            if time.thread_time() >= until_s:
+                break
         self._schedule()
 
     def _rested(self, uid: str) -> None:
@@ -262,13 +296,33 @@ class Reconciler:
         self.queue = DecisionQueue(self.decide, clock)
         self.workload_refresh = WorkloadRefresh(api, cache, self.queue.decide_now)
 
-    def decide(self, uid: str) -> float | None:
-        """Decides about a workload.
-
-        Returns when that has to be done again without an event, in seconds since the epoch. None: only after an event.
-        """
-        now, waits = self._clock(), False
+    def decide(self, uid: str) -> Steps:
+        """Decides about a workload."""
+        now = self._clock()
         gang = self._cache.gang(uid)
+        self._carry_out(uid, gang, now)
+        # What follows is only recorded: no notice waits for it.
+        has_many = len(gang.pods) > _MANY_PODS
+        if has_many:
+            yield
+            gang = self._cache.gang(uid)
+        self._writers.sidecars.look(gang)
+        observe_at = self._writers.policies.goodput.observe(gang)
+        if has_many:
+            yield
+            gang = self._cache.gang(uid)
+        look_at = self._writers.waits.observe(gang)
+        preemptions = tuple(self._cache.preemptions.of_workload(uid))
+        # What a snapshot has computed about its pods is kept, if nothing was decided.
+        decided = gang if preemptions == gang.preemptions else dataclasses.replace(gang, preemptions=preemptions)
+        if self._snapshot_notifier is not None:
+            self._snapshot_notifier.notify(decided)
+        others = (self._writers.pods.protect(decided), self._writers.kueue.look(decided))
+        times = (next_decision_at(decided, now), observe_at, look_at, *others)
+        return min((at for at in times if at is not None), default=None)
+
+    def _carry_out(self, uid: str, gang: GangSnapshot, now: float) -> None:
+        waits = False
         self._hint_notifier.notify(gang)
         for decision in decide(gang, now, self._is_held_back):
             match decision:
@@ -288,15 +342,6 @@ class Reconciler:
                 "a gang is not notified yet, as many were of signals that are not certain",
                 extra=about(workload_uid=uid),
             )
-        self._writers.sidecars.look(gang)
-        observe_at = self._writers.policies.goodput.observe(gang)  # last, so that no notice waits for it
-        look_at = self._writers.waits.observe(gang)
-        decided = dataclasses.replace(gang, preemptions=tuple(self._cache.preemptions.of_workload(uid)))
-        if self._snapshot_notifier is not None:
-            self._snapshot_notifier.notify(decided)
-        others = (self._writers.pods.protect(decided), self._writers.kueue.look(decided))
-        times = (next_decision_at(decided, now), observe_at, look_at, *others)
-        return min((at for at in times if at is not None), default=None)
 
     def notify_hints(self, uid: str) -> None:
         """Notifies new subscribers of a workload of the hints that they have missed, and of their snapshot servers."""
@@ -327,6 +372,7 @@ class Controller:
 
     Attributes:
         api: The API server.
+        urgent_api: The same, for what an answer to the API server waits for: it does not wait for writes.
         metrics: Metrics of this replica.
         watched: The kinds that are watched.
         cache: What this replica knows of the cluster.
@@ -349,6 +395,7 @@ class Controller:
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         self.api = api
+        self.urgent_api = api.apart()
         self.metrics = metrics
         self._clock = clock
         self._tick_s = settings.tick_s
@@ -403,7 +450,7 @@ class Controller:
         )
         self._decisions = self._reconciler.queue
         self.evictions = EvictionHold(
-            api, self.cache, self._take_body, self._decisions.decide_now, self._is_ready, metrics, clock
+            self.urgent_api, self.cache, self._take_body, self._decisions.decide_now, self._is_ready, metrics, clock
         )
 
         # What pods report.

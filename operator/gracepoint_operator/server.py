@@ -132,7 +132,7 @@ class Server:
         self.health_port = settings.health_port
         self.metrics_port = settings.metrics_port
         self._admission = Admission(
-            core.api,
+            core.urgent_api,
             core.cache,
             core.evictions,
             certificates,

@@ -78,7 +78,7 @@ class Replica:
         noted = self.decided
 
         class Reconciler(controller.Reconciler):
-            def decide(self, uid: str) -> float | None:
+            def decide(self, uid: str) -> controller.Steps:
                 noted.append(uid)
                 return super().decide(uid)
 

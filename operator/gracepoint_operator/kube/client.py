@@ -1,14 +1,16 @@
 """A client of the Kubernetes API: a few verbs on JSON objects.
 
 Only this module uses the ``kubernetes`` package. The client of that package is synchronous. So every call runs in a
-thread of a small pool that ``KubeClient`` owns, with a timeout, and the caller's event loop does not block. Objects are
-plain dicts. Exceptions of the package and of urllib3 are turned into ``KubeError``.
+thread of a small pool that ``KubeClient`` owns, with a timeout, and the caller's event loop does not block. What an
+answer to somebody waits for has another pool (``apart``). Objects are plain dicts. Exceptions of the package and of
+urllib3 are turned into ``KubeError``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import copy
 import dataclasses
 import functools
 import importlib.metadata
@@ -240,6 +242,7 @@ class KubeClient:
         self._count = count
         self._request_timeout_s = request_timeout_s
         self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="kube")
+        self._pools = [self._threads]  # also of the clients that ``apart`` has returned
 
     @staticmethod
     def connect(
@@ -278,7 +281,7 @@ class KubeClient:
                 f"no configuration for the API server (kubeconfig {kubeconfig!r}, context {context!r}): "
                 f"{error}; run inside a cluster with a service account, or name a kubeconfig file"
             ) from error
-        configuration.connection_pool_maxsize = _THREADS
+        configuration.connection_pool_maxsize = 2 * _THREADS  # with those of ``apart``
         configuration.retries = False  # the callers decide whether and when to try again
         client = kubernetes.client.ApiClient(configuration)
         if as_user is not None:
@@ -301,9 +304,18 @@ class KubeClient:
             private_key_path=configuration.key_file,
         )
 
+    def apart(self) -> KubeClient:
+        """Returns a client with threads of its own: its calls never wait for those of this one, which closes it."""
+        threads = concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="kube apart")
+        self._pools.append(threads)
+        other = copy.copy(self)
+        vars(other).update(_threads=threads)
+        return other
+
     def close(self) -> None:
         """Ends the threads. Calls that have not begun are cancelled."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in self._pools:
+            threads.shutdown(wait=False, cancel_futures=True)
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> JsonObject:
         return cast(JsonObject, await self._call("GET", kind.path(namespace, name)))

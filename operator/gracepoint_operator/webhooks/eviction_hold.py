@@ -6,8 +6,8 @@ waiting.
 
 For a pod of a gang, the API is asked for the newest Preemption, because the other replica may have made it. If none is
 in progress, the API is asked for the budgets, which may refuse the eviction anyway, and if they do not, for the node: a
-taint on it shows why its pods are evicted. All these requests together take at most ``LOOK_WITHIN_S``. After that, the
-decision uses what the watches have shown.
+taint on it shows why its pods are evicted. What may be asked is asked at once. All these requests together take at most
+``LOOK_WITHIN_S``. After that, the decision uses what the watches have shown.
 
 The rest does not wait. The attempt is recorded and handled like every signal: ``decide`` starts or moves the preemption
 and sends the notices. The eviction is held if that preemption is in progress (``evictions.hold``).
@@ -119,18 +119,27 @@ class EvictionHold:
         in_progress = latest is not None and not latest.phase.ended
         number = 1 + max((preemption.spec.epoch for preemption in self._preemptions(pod)), default=0)
         record_name = latest.name if latest and in_progress else preemption_name(workload.name, workload.uid, number)
-        try:
-            self._take(objects.PREEMPTIONS, await self._api.get(objects.PREEMPTIONS, namespace, record_name))
+        record = self._api.get(objects.PREEMPTIONS, namespace, record_name)
+        if in_progress:
+            with contextlib.suppress(client.NotFound):  # this replica began it and has not written it yet
+                self._take(objects.PREEMPTIONS, await record)
             return False
-        except client.NotFound:
-            if in_progress:
-                return False  # this replica began it and has not written it yet
-        budgets = await self._api.list(objects.POD_DISRUPTION_BUDGETS, namespace=namespace)
-        if forbid(budgets.items, pod.labels, ready=pod.ready):
-            return True
-        with contextlib.suppress(client.NotFound):
-            self._take(objects.NODES, await self._api.get(objects.NODES, None, pod.node))
-        return False
+        budgets = asyncio.ensure_future(self._api.list(objects.POD_DISRUPTION_BUDGETS, namespace=namespace))
+        node = asyncio.ensure_future(self._api.get(objects.NODES, None, pod.node))
+        try:
+            with contextlib.suppress(client.NotFound):
+                self._take(objects.PREEMPTIONS, await record)
+                return False
+            # Before the node, which may not answer in time.
+            if forbid((await budgets).items, pod.labels, ready=pod.ready):
+                return True
+            with contextlib.suppress(client.NotFound):
+                self._take(objects.NODES, await node)
+            return False
+        finally:
+            budgets.cancel()
+            node.cancel()
+            await asyncio.gather(budgets, node, return_exceptions=True)
 
     async def _unknown(self, namespace: str, name: str) -> Pod | None:
         """Reads a pod that the watches have not shown and whose name fits a workload: it may just have been created."""

@@ -13,11 +13,14 @@ from pydantic import ValidationError
 from gracepoint.wire import names
 from gracepoint.wire.frames import Notice, Retraction
 from gracepoint.wire.messages import Acknowledgement, Confidence, Forecast, Mode, Phase, Resumption
+from gracepoint_operator import controller
 from gracepoint_operator.cache.relister import sweep
 from gracepoint_operator.channel.reports import UnknownPreemption
-from gracepoint_operator.controller import Reconciler
+from gracepoint_operator.controller import Reconciler, Steps
+from gracepoint_operator.decisions.decide import End, Move, Reached, StartPreemption
 from gracepoint_operator.kube import client
 from gracepoint_operator.kube import objects as kinds
+from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
@@ -587,7 +590,12 @@ async def test_many_events_that_waited_bring_about_one_decision(
     api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decided: list[str] = []
-    monkeypatch.setattr(Reconciler, "decide", lambda reconciler, uid: decided.append(uid))
+
+    def decide(reconciler: Reconciler, uid: str) -> Steps:
+        decided.append(uid)
+        yield from ()
+
+    monkeypatch.setattr(Reconciler, "decide", decide)
     async with running(api, clock) as replica:
         await until(lambda: decided, "the decision after the first list")
         decided.clear()
@@ -595,6 +603,34 @@ async def test_many_events_that_waited_bring_about_one_decision(
             replica.see(kinds.PODS, objects.pod(0, phase=("Failed", "Running")[number % 2]))
         await until(lambda: decided, "the decision")
         assert decided == [JOBSET_UID]
+
+
+async def test_of_a_large_gang_what_is_only_recorded_comes_after_other_work_of_the_loop(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "_SLICE_S", 0.0)
+    monkeypatch.setattr(controller, "_MANY_PODS", 1)  # it has two
+    order: list[str] = []
+    async with running(api, clock) as replica:
+        subscriber, writers = replica.subscribe(), replica.core.writers
+        await until(lambda: "status" in api.of(kinds.POLICIES)[0], "the policy's status")
+        carry_out, observe = replica.core.notifier.carry_out, writers.policies.goodput.observe
+
+        def carried_out(decision: StartPreemption | Move | End | Reached) -> None:
+            carry_out(decision)
+            order.append("carried out")
+            asyncio.get_running_loop().call_soon(order.append, "other work")
+
+        def observed(gang: GangSnapshot) -> float | None:
+            order.append(f"observed with {len(gang.preemptions)}")
+            return observe(gang)
+
+        monkeypatch.setattr(replica.core.notifier, "carry_out", carried_out)
+        monkeypatch.setattr(writers.policies.goodput, "observe", observed)
+        replica.taint()
+        await until(lambda: len(order) >= 3, "the whole decision")
+        assert order[:3] == ["carried out", "other work", "observed with 1"]
+        assert len(await frames(subscriber)) == 1
 
 
 def forecast(workload_uid: str = JOBSET_UID, save_s: float = 10.0) -> Forecast:

@@ -6,7 +6,10 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from gracepoint_operator.controller import DecisionQueue
+import pytest
+
+from gracepoint_operator import controller
+from gracepoint_operator.controller import DecisionQueue, Steps
 from tests.unit.operator.fakes.objects import NOW, Clock
 
 _WAIT_S = 10.0
@@ -19,10 +22,14 @@ class Decisions:
         self.made: list[str] = []
         self.due_at: dict[str, float | None] = {}
         self.work_s = 0.0
+        self.steps = 1
         self.error: Exception | None = None
         self.queue = DecisionQueue(self.decide, clock)
 
-    def decide(self, uid: str) -> float | None:
+    def decide(self, uid: str) -> Steps:
+        for number in range(1, self.steps):
+            self.made.append(f"{uid} {number}")
+            yield
         self.made.append(uid)
         until_s = time.thread_time() + self.work_s
         while time.thread_time() < until_s:
@@ -118,3 +125,50 @@ async def test_an_error_is_followed_by_another_decision_soon() -> None:
     clock.move(1)
     decisions.queue.add_due()
     await decisions.until(lambda: decisions.made == ["a", "a"])
+
+
+async def test_other_work_of_the_loop_comes_between_the_steps_of_a_long_decision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decisions = Decisions(Clock())
+    decisions.steps = 3
+    monkeypatch.setattr(controller, "_SLICE_S", 0.0)  # a step each
+    decisions.queue.decide_now("a")
+    assert decisions.made == ["a 1"], "what was decided is carried out at once"
+    asyncio.get_running_loop().call_soon(decisions.made.append, "other")
+    await decisions.until(lambda: "a" in decisions.made)
+    assert decisions.made == ["a 1", "a 2", "other", "a"]
+
+
+async def test_a_decision_that_was_begun_ends_before_the_next_one_about_the_same_workload() -> None:
+    decisions = Decisions(Clock())
+    decisions.steps = 3
+    decisions.queue.decide_now("a")
+    decisions.queue.decide_now("a")
+    assert decisions.made == ["a 1", "a 2", "a", "a 1"]
+    decisions.queue.add(["b"])
+    await decisions.until(lambda: "b" in decisions.made)
+    assert decisions.made[4:] == ["a 2", "a", "b 1", "b 2", "b"]
+
+
+async def test_an_event_between_the_steps_of_a_long_decision_is_decided_about_after_the_rest() -> None:
+    decisions = Decisions(Clock())
+    decisions.steps, decisions.work_s = 2, 0.05
+    decisions.queue.decide_now("big")
+    decisions.queue.add(["big"])
+    await decisions.until(lambda: decisions.made == ["big 1", "big"])
+    decisions.steps, decisions.work_s = 1, 0.0
+    decisions.queue.add(["small"])
+    await decisions.until(lambda: len(decisions.made) == 4)
+    assert decisions.made[2:] == ["small", "big"]
+
+
+async def test_an_error_in_a_later_step_is_followed_by_another_decision_soon() -> None:
+    clock = Clock()
+    decisions = Decisions(clock)
+    decisions.steps, decisions.error = 2, ValueError("cannot")
+    decisions.queue.add(["a"])
+    await decisions.until(lambda: decisions.made == ["a 1", "a"])
+    clock.move(1)
+    decisions.queue.add_due()
+    await decisions.until(lambda: decisions.made == ["a 1", "a", "a 1", "a"])

@@ -38,6 +38,9 @@ class MemoryApi(client.KubeClient):
         self.failing: list[client.KubeError] = []
         self.failing_only = ""
 
+    def apart(self) -> client.KubeClient:
+        return self
+
     def close(self) -> None:
         pass
 

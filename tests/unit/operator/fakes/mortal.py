@@ -70,6 +70,9 @@ class FusedApi(client.KubeClient):
         self._shared = shared
         self._fuse = fuse
 
+    def apart(self) -> client.KubeClient:
+        return self
+
     def close(self) -> None:
         pass
 

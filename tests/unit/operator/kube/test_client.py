@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from typing import Any
+from unittest import mock
 
 import pytest
 from kubernetes.client.exceptions import ApiException
 
-from gracepoint_operator.kube import client
+from gracepoint_operator.kube import client, objects
 
 
 @pytest.mark.parametrize(
@@ -65,3 +68,29 @@ def test_a_list_in_another_form_is_decoded_whole(listed: Any) -> None:
 def test_an_answer_that_is_no_json_is_an_error() -> None:
     with pytest.raises(ValueError, match="Expecting value"):
         client.decoded_versions(b"upstream connect error")
+
+
+async def test_calls_apart_do_not_wait_for_the_others_and_all_end_together() -> None:
+    answered, arrived = threading.Event(), threading.Semaphore(0)
+
+    def call_api(path: str, *_: Any, **__: Any) -> Any:
+        if path.endswith("/slow"):
+            arrived.release()
+            answered.wait(60)
+        return mock.Mock(data=json.dumps({"path": path}).encode())
+
+    api = client.KubeClient(mock.Mock(call_api=call_api))
+    apart = api.apart()
+    slow = [asyncio.create_task(api.get(objects.NODES, None, "slow")) for _ in range(2 * client._THREADS)]
+    try:
+        for _ in range(client._THREADS):
+            assert await asyncio.to_thread(arrived.acquire, timeout=60)
+        assert (await apart.get(objects.NODES, None, "quick"))["path"].endswith("/quick")
+        assert not any(task.done() for task in slow)
+    finally:
+        answered.set()
+        await asyncio.gather(*slow)
+        api.close()
+    for each in (api, apart):
+        with pytest.raises(RuntimeError, match="shutdown"):
+            await each.get(objects.NODES, None, "late")

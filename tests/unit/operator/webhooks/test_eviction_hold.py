@@ -370,6 +370,35 @@ async def test_a_budget_counts_if_the_node_cannot_be_read(
         assert await evict(replica) is not None
 
 
+async def test_an_attempt_waits_once_for_the_api_server_and_not_for_one_answer_after_another(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eviction_hold, "LOOK_WITHIN_S", 30.0)
+    reads, lists, asked, all_asked = api.get, api.list, [], asyncio.Event()
+
+    async def note(kind: kinds.Kind) -> None:
+        asked.append(kind)
+        if len(asked) == 3:
+            all_asked.set()
+        await all_asked.wait()
+
+    async def get(kind: kinds.Kind, namespace: str | None, name: str) -> Any:
+        await note(kind)
+        return await reads(kind, namespace, name)
+
+    async def listed(kind: kinds.Kind, **options: Any) -> Any:
+        await note(kind)
+        return await lists(kind, **options)
+
+    async with running(api, clock) as replica:
+        api.add(kinds.NODES, objects.node("node-1", taints=[objects.taint("karpenter.sh/disrupted")]))
+        monkeypatch.setattr(api, "get", get)
+        monkeypatch.setattr(api, "list", listed)
+        assert await evict(replica) is not None
+        assert set(asked[:3]) == {kinds.PREEMPTIONS, kinds.POD_DISRUPTION_BUDGETS, kinds.NODES}
+        assert (await replica.phase("Noticed"))["spec"]["cause"] == "ScaleDown"
+
+
 async def test_an_eviction_from_a_node_that_is_gone_is_held(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.api.remove(kinds.NODES, objects.node("node-1"))
