@@ -593,7 +593,8 @@ async def test_many_events_that_waited_bring_about_one_decision(
 
     def decide(reconciler: Reconciler, uid: str) -> Steps:
         decided.append(uid)
-        yield from ()
+        yield
+        return None
 
     monkeypatch.setattr(Reconciler, "decide", decide)
     async with running(api, clock) as replica:
