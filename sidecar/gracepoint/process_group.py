@@ -284,6 +284,17 @@ class PlansAhead:
 
 
 @dataclasses.dataclass(frozen=True)
+class StorageWait:
+    """A wait for storage that process 0 does not reach, or that it may not reach.
+
+    Attributes:
+        tries: How often process 0 has found it away. None in the other processes, which wait for process 0.
+    """
+
+    tries: int | None
+
+
+@dataclasses.dataclass(frozen=True)
 class SaveProgress:
     """A background save that is in progress in this process.
 

@@ -148,7 +148,12 @@ class Coordinator:
 
         # What looks whether this process makes progress.
         executor = checkpointer.executor
-        self.activities = Activities(self._place, lambda: executor.progress, lambda: executor.written_bytes)
+        self.activities = Activities(
+            self._place,
+            saving=lambda: executor.progress,
+            written=lambda: executor.written_bytes,
+            waits=lambda: checkpointer.access.waits,
+        )
         board = StallBoard(store, gang, meeting.host, pods)
         if substitute is not None:
             self._outcome.stragglers = StragglerSearch(board, self.activities, substitute)

@@ -1,8 +1,9 @@
 """Decides when a part of this process makes no progress, and says what this and other processes do.
 
 A part, such as the training thread, shows ``marks`` that change with every progress. If they have not changed for the
-limit, the part is stalled. Two things are no stall: a stage that computes by itself, such as a restore or a
-compilation, as long as the process uses processor time; and a time in which the whole process was stopped.
+limit, the part is stalled. Three things are no stall: a stage that computes by itself, such as a restore or a
+compilation, as long as the process uses processor time; a wait for what is not there, such as storage that process 0
+tries to reach; and a time in which the whole process was stopped.
 ``StallDetector`` is pure: the times are given to it. The training thread sets the stage in ``Activities``, and the
 stall thread calls it. All other functions have no state, and any thread may call them.
 
@@ -31,7 +32,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from gracepoint import trace
-from gracepoint.process_group import SaveProgress
+from gracepoint.process_group import SaveProgress, StorageWait
 
 #: A process that computes uses at least this share of one core.
 _COMPUTES = 0.05
@@ -52,6 +53,7 @@ class Activity:
         reached: The same as text.
         thread_id: The thread that does it. None if it is not known.
         computes: True if the stage uses processor time as long as it makes progress.
+        may_last: True if it waits for what is not there. That is no stall.
     """
 
     part: str
@@ -61,6 +63,7 @@ class Activity:
     reached: str = ""
     thread_id: int | None = None
     computes: bool = False
+    may_last: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +134,8 @@ class StallDetector:
                 changes.over.append(name)
         for activity in activities:
             part = self._parts.get(activity.part)
-            moves = part is None or part.marks != activity.marks or paused or (activity.computes and computing)
+            works = activity.may_last or (activity.computes and computing)
+            moves = part is None or part.marks != activity.marks or paused or works
             if part is None or moves:
                 if part is not None and part.reported:
                     changes.over.append(activity.part)
@@ -209,6 +213,7 @@ class Activities:
         place: Returns the number of the latest sync point, the step, and whether an epoch is open.
         saving: Returns how far the background save is. None if none is in progress.
         written: Returns how many bytes are written of the save that the training thread makes itself.
+        waits: Returns the wait for storage. None if none is waited for.
     """
 
     def __init__(
@@ -216,10 +221,12 @@ class Activities:
         place: Callable[[], tuple[int, int, bool]],
         saving: Callable[[], SaveProgress | None],
         written: Callable[[], int],
+        waits: Callable[[], StorageWait | None],
     ) -> None:
         self._place = place
         self._saving = saving
         self._written = written
+        self._waits = waits
         self._thread_id = threading.get_ident()
         self._doing = ("", False, False)  # the stage, whether it computes, and whether it saves
 
@@ -244,17 +251,18 @@ class Activities:
         stage, computes, saves = self._doing
         compiles = is_compiling(self._thread_id)
         words = "compilation" if compiles else stage or ("emergency save" if in_epoch else "training")
-        saving = self._saving()
+        saving, waits = self._saving(), self._waits()
         in_background = [] if saving is None else [_background_save(saving)]
         written = (self._written(), *(save.marks for save in in_background)) if saves else ()
         training = Activity(
             "training",
             f"{words} after step {step}" if step else words,
-            (sync_point, stage, in_epoch, compiles, written),
+            (sync_point, stage, in_epoch, compiles, written, waits),
             (sync_point,),
             f"sync point {sync_point}",
             self._thread_id,
             computes=compiles or computes,
+            may_last=waits is not None and waits.tries is None,
         )
         return [training, *in_background]
 

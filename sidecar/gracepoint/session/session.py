@@ -309,7 +309,7 @@ class Session:
                 base=from_,
                 same_devices=True,
             )
-        start = start_from(restored, self._checkpointer, request, from_, self._values)
+            start = start_from(restored, self._checkpointer, request, from_, self._values)
         self.restored = start.restored
         if start.step is not None:
             self._coordinator.step = self._saves.restored_step = start.step

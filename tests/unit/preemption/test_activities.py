@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from gracepoint.preemption.stall_detector import Activities, StallDetector
-from gracepoint.process_group import SaveProgress
+from gracepoint.process_group import SaveProgress, StorageWait
 
 
 def activities(saving: SaveProgress | None = None) -> Activities:
-    return Activities(lambda: (5, 40, False), lambda: saving, lambda: 0)
+    return Activities(lambda: (5, 40, False), lambda: saving, lambda: 0, lambda: None)
 
 
 def test_training_is_ordered_by_its_sync_points() -> None:
@@ -49,7 +49,10 @@ class Preempted:
     def __init__(self) -> None:
         self.written_bytes = 0
         self.saving: SaveProgress | None = None
-        self.activities = Activities(lambda: (5, 40, True), lambda: self.saving, lambda: self.written_bytes)
+        self.waits: StorageWait | None = None
+        self.activities = Activities(
+            lambda: (5, 40, True), lambda: self.saving, lambda: self.written_bytes, lambda: self.waits
+        )
         self._detector = StallDetector(LIMIT_S, LOOK_S)
         self._now_s = 0.0
 
@@ -82,6 +85,26 @@ def test_a_promotion_that_writes_is_no_stall() -> None:
     with process.activities.at("emergency save", saves=True):
         assert process.stalls(10 * LIMIT_S, process.promotes) == []
         assert process.stalls(2 * LIMIT_S) == ["emergency save after step 40", "background save of step 30"]
+
+
+def test_a_restore_that_tries_to_reach_storage_is_no_stall_and_one_try_without_an_answer_is() -> None:
+    process = Preempted()
+
+    def tries() -> None:
+        process.waits = StorageWait(0 if process.waits is None else (process.waits.tries or 0) + 1)
+
+    with process.activities.at("restore", computes=True):
+        assert process.stalls(10 * LIMIT_S, tries) == []
+        assert process.stalls(2 * LIMIT_S) == ["restore after step 40"]
+
+
+def test_a_restore_that_waits_for_process_0_to_reach_storage_is_no_stall() -> None:
+    process = Preempted()
+    with process.activities.at("restore", computes=True):
+        process.waits = StorageWait(None)
+        assert process.stalls(10 * LIMIT_S) == []
+        process.waits = None
+        assert process.stalls(2 * LIMIT_S) == ["restore after step 40"]
 
 
 def test_a_background_save_hides_no_stall_before_the_agreed_sync_point() -> None:

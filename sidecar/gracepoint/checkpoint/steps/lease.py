@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import itertools
 import json
 import logging
 import secrets
@@ -43,7 +44,7 @@ from gracepoint.checkpoint.storage.checks import appears
 from gracepoint.checkpoint.storage.storage_path import Generation, StaleGeneration, StoragePath, ended_by
 from gracepoint.deadline import Backoff, Deadline
 from gracepoint.errors import CheckpointError, CheckpointExists, StorageAway
-from gracepoint.process_group import ProcessGroup
+from gracepoint.process_group import ProcessGroup, StorageWait
 from gracepoint.threads import DaemonThread, is_forked
 
 logger = logging.getLogger(__name__)
@@ -316,6 +317,9 @@ class DirectoryAccess:
         key: Prefix of the keys of the collective calls. Nothing else uses it.
         attempt: Unique for each start of the gang; the same in all its processes.
         clock: Returns monotonic seconds.
+
+    Attributes:
+        waits: The claim that is made now, as the stall watch sees it. None: none is made. Any thread may read it.
     """
 
     def __init__(
@@ -331,6 +335,7 @@ class DirectoryAccess:
         self._limit: _Answering | None = None
         self._shared_checks = 0  # a key is good for one barrier, and a check that failed may be made again
         self._claims = 0
+        self.waits: StorageWait | None = None
 
     def check_shared(self, *, timeout_s: float = SHARED_TIMEOUT_S) -> None:
         """Checks that all processes see the same directory, and not each a disk of its own. Collective.
@@ -408,7 +413,7 @@ class DirectoryAccess:
 
         def take() -> str:
             pauses = Backoff(_ACCESS_LOOK_EVERY_S, _AWAY_PAUSE_S)
-            while True:
+            for tries in itertools.count(1):
                 patience = Deadline.after(min(PATIENCE_S, deadline.remaining_s()), self._clock)
                 try:
                     with self._naming_the_folder():
@@ -419,12 +424,18 @@ class DirectoryAccess:
                     if waited_s + pause_s > away_s:
                         raise
                     on_away()
+                    self.waits = StorageWait(tries)
                     logger.warning("attach waits for storage seconds=%.0f error=%s", waited_s, error)
                     time.sleep(pause_s)
                 else:
-                    return ""
+                    break
+            return ""
 
-        by_process_zero(take, gang=self._gang, key=f"{self._key}/lease/{self._claims}", deadline=deadline)
+        self.waits = StorageWait(0 if self._gang.process_index == 0 else None)
+        try:
+            by_process_zero(take, gang=self._gang, key=f"{self._key}/lease/{self._claims}", deadline=deadline)
+        finally:
+            self.waits = None
 
     def claim_if_there(
         self, job: str, *, timeout_s: float, start: str | None = None, away_s: float, answer_s: float

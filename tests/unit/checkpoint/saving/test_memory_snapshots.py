@@ -22,10 +22,11 @@ from gracepoint.checkpoint.restoring.restore_step import Restored
 from gracepoint.checkpoint.saving import memory_snapshots, planner
 from gracepoint.checkpoint.saving.memory_snapshots import MemorySettings, MemorySnapshots
 from gracepoint.checkpoint.saving.schedule import SaveSchedule
+from gracepoint.checkpoint.steps.lease import DirectoryAccess
 from gracepoint.checkpoint.storage.posix import PosixPath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, SaveFailed
-from gracepoint.process_group import ProcessGroup, SingleProcess
+from gracepoint.process_group import ProcessGroup, SingleProcess, StorageWait
 from gracepoint.snapshots.snapshot_servers import PartCopies, ServerPlacement
 from tests.unit.checkpoint.fakes.engine import (
     assert_same,
@@ -459,6 +460,35 @@ def test_start_without_storage_and_without_a_snapshot_waits_for_the_storage(
     assert then.restore(small_state(), timeout_s=60) is None
     assert then.access.holds_lease
     then.close(60)
+
+
+def test_restore_shows_the_stall_watch_that_it_waits_for_the_storage(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restoring: dict[int, DirectoryAccess] = {}
+    back, make = threading.Event(), PosixPath.make_folder_durably
+
+    def away(path: PosixPath) -> None:
+        if str(path).startswith(str(nodes.storage)) and not back.is_set():
+            waits = {process: access.waits for process, access in list(restoring.items())}
+            if not (waits.get(0) or StorageWait(0)).tries or waits.get(1) != StorageWait(None):
+                raise TimeoutError(errno.ETIMEDOUT, "as the storage says")
+            back.set()
+        make(path)
+
+    monkeypatch.setattr(PosixPath, "make_folder_durably", away)
+
+    def start(gang: ProcessGroup) -> StorageWait | None:
+        then = nodes.training(gang)
+        assert not then.access.claim_if_there("job-a", timeout_s=60, away_s=60, answer_s=5)
+        assert then.access.waits is None
+        restoring[gang.process_index] = then.access
+        gang.barrier("claimed", timeout_s=60)
+        assert then.restore(small_state(), timeout_s=60) is None
+        then.close(60)
+        return then.access.waits
+
+    assert in_gang(2, start) == [None, None]
 
 
 def test_process_at_another_step_is_found_at_the_snapshot(nodes: Nodes) -> None:
