@@ -190,6 +190,10 @@ class HeldValues:
             with self._lock:
                 self._entered(capability)
 
+    def limit_bytes(self, capability: Capability) -> int:
+        """Returns what the values of the workload may cost if nobody else has any."""
+        return min(self.capacity_bytes, self._workload_bytes, self._namespace_bytes, capability.max_bytes)
+
     @contextlib.contextmanager
     def writing(
         self, capability: Capability, key: str, size_bytes: int, *, if_absent: bool

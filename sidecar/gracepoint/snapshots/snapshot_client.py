@@ -58,11 +58,18 @@ _LONGEST_ANSWER_BYTES = 64 << 20
 
 
 class _Link:
-    """A connection, of one call at a time. ``capability`` is what its server was shown last."""
+    """A connection, of one call at a time.
+
+    Attributes:
+        tls: Its socket.
+        capability: What its server was shown last.
+        limit_bytes: What the server has answered to it; see ``SnapshotClient.limit_bytes``.
+    """
 
     def __init__(self, tls: ssl.SSLSocket) -> None:
         self.tls = tls
         self.capability = ""
+        self.limit_bytes: int | None = None
 
 
 class SnapshotClient:
@@ -225,6 +232,10 @@ class SnapshotClient:
         """Drops the values of all steps before one. Returns how many."""
         return self._drop(f"drop before step {step}", deadline, before_step=step)
 
+    def limit_bytes(self, deadline: Deadline) -> int | None:
+        """Returns what the values of the workload may cost in the server, if nobody else has any. None: it is older."""
+        return self._call("limit", lambda link, go_on: link.limit_bytes, deadline)
+
     def stat(self, deadline: Deadline) -> dict[str, Any]:
         """Returns the figures of the server, if the capability allows it: what it has, for whom, what it refused."""
         figures = self._read("stat", deadline, op="stat")
@@ -347,8 +358,9 @@ class SnapshotClient:
         try:
             capability = self._capability()
             if capability != link.capability:
-                self._ask(link, go_on, op="hello", capability=capability)
+                answer = self._ask(link, go_on, op="hello", capability=capability)
                 link.capability = capability
+                link.limit_bytes = number(answer, "limit_bytes") if "limit_bytes" in answer else None
             result = converse(link, go_on)
             is_usable = True
             return result

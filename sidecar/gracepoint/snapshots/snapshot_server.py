@@ -447,7 +447,7 @@ class SnapshotServer:
             try:
                 if request.get("op") == "hello":
                     capability = self._hello(connection, request)
-                    _answer(tls, limits.stall_s)
+                    _answer(tls, limits.stall_s, limit_bytes=self._held.limit_bytes(capability))
                 elif capability is None:
                     raise NotServed(Refusal.NOT_ADMITTED, "expected a hello with a capability first")
                 else:

@@ -287,6 +287,19 @@ class SnapshotServers:
         name = PartName(step, placement.attempt, part, save)
         return PartCopies(self, name, targets, before, fingerprint)
 
+    def limits(self, timeout_s: float) -> dict[ServerAt, int | None]:
+        """Returns what the job may have in each server that this process writes to. None: it is not known."""
+        placement = self.placement
+        deadline = Deadline.after(timeout_s, time.monotonic)
+        limits: dict[ServerAt, int | None] = {}
+        for server in () if placement is None else placement.write:
+            try:
+                limits[server] = self.client(server).limit_bytes(deadline)
+            except OSError as error:
+                limits[server] = None
+                logger.warning("what the snapshot server of node %s may hold is not known: %s", server.node, error)
+        return limits
+
     def drop(self, *, before_step: int | None = None, folder: str = "", everywhere: bool = False) -> None:
         """Drops all older steps, or a folder, where this process has written, or in all servers of the placement.
 

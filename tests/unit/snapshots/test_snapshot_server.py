@@ -42,6 +42,7 @@ from tests.unit.snapshots.fakes.servers import (
     capability,
     deadline,
     ends,
+    serving,
     shown,
 )
 from tests.waiting import until
@@ -188,6 +189,25 @@ def test_a_client_whose_memory_changes_while_it_is_sent_learns_it(served: Served
         with pytest.raises(SnapshotDamaged):
             client.put("1/1/0/a", [memoryview(data)], deadline())
     assert served.used_bytes() == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "max_bytes", "may_have"),
+    [
+        ({}, 1 << 40, 32 << 20),
+        ({"namespace_bytes": 16 << 20}, 1 << 40, 16 << 20),
+        ({"workload_bytes": 1 << 40}, 1 << 40, 64 << 20),
+        ({}, 8 << 20, 8 << 20),
+    ],
+    ids=["of one job", "of its namespace", "of all", "of its capability"],
+)
+def test_a_workload_learns_what_it_may_have(
+    tmp_path: Path, limits: dict[str, int], max_bytes: int, may_have: int
+) -> None:
+    with serving(tmp_path) as serve:
+        client = serve(**limits).client(shown(max_bytes=max_bytes))
+        assert client.limit_bytes(deadline()) == may_have
+        assert client.limit_bytes(deadline()) == may_have  # the second time by the same connection
 
 
 def test_a_workload_fills_its_own_part_and_no_more(served: Served) -> None:
@@ -341,7 +361,8 @@ def test_a_flood_of_connections_crowds_out_itself_alone(
             flood(served, f"127.0.0.{number}", 60)
         until(lambda: closed() >= 5 * 60 - 40, "all to be accepted")
         assert served.server.figures()["pending"] <= 40
-        assert asked(slow, op="hello", capability=shown("uid-2")) == {}  # its place was not the one that was taken
+        # Its place was not the one that was taken.
+        assert "refused" not in asked(slow, op="hello", capability=shown("uid-2"))
         client.put("1/1/0/a", of(b"data"), deadline())
         with served.link(shown("uid-3"), address="127.0.0.8") as link:
             assert asked(link, op="put", key="1/1/0/a", bytes=4) == {}

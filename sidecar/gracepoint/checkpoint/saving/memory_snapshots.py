@@ -6,7 +6,8 @@ of all its parts are there, and all processes know it when they have met. Then o
 
 Memory: the trainer holds one copy of its part, and one more for saves in the background, if there are any. If both are
 due at a step, and the arrays are stored alike, the copy of the save is sent. The servers together hold, of each part,
-``copies`` of the step that is safe, and as many of the one that is being sent.
+``copies`` of the step that is safe, and as many of the one that is being sent. Where a server may not hold so much, no
+snapshot is begun: the second one would not fit, and the first would grow old.
 
 The training thread calls all methods. It waits for nothing but the copy from its devices: if a snapshot is due while
 the one before is in progress anywhere, it is skipped by all. The first process that asks decides for all
@@ -19,11 +20,14 @@ that. The writer's threads, which send, are nicer than those that train (``snaps
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
+import itertools
+import json
 import logging
 import statistics
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from gracepoint.checkpoint import metrics
@@ -43,6 +47,7 @@ from gracepoint.checkpoint.writing.job import SaveSource
 from gracepoint.deadline import Deadline, Evacuation
 from gracepoint.errors import GracepointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
+from gracepoint.snapshots.held_values import VALUE_BYTES
 from gracepoint.snapshots.snapshot_servers import ServerAt, SnapshotServers
 
 logger = logging.getLogger(__name__)
@@ -51,6 +56,10 @@ logger = logging.getLogger(__name__)
 _TIMEOUT_S = 300.0
 #: Seconds for the thread of a snapshot to end that has ended in the process that decided: an answer of the store.
 _ENDS_S = 2.0
+#: Seconds for the servers to say how much they may hold.
+_LIMITS_S = 5.0
+#: Seconds to wait for the other processes, whose first step may take longer.
+_MEETING_TIMEOUT_S = 900.0
 _KIND = "snapshot"
 #: Number of the latest speeds that are kept.
 _KEPT = 5
@@ -138,7 +147,7 @@ class MemorySnapshots:
         newest_save: Callable[[], SnapshotSave | None],
     ) -> None:
         attempt = f"{attempt}-{directory}"
-        key = f"checkpoint/{attempt}/snapshots"
+        self._key = key = f"checkpoint/{attempt}/snapshots"
         options = _plain(saves.options)
         self.servers = settings.servers
         self._own = OwnPart(settings.servers, gang.process_index)
@@ -158,6 +167,8 @@ class MemorySnapshots:
         self._saves = 0
         self._retired = 0
         self._skipped_step = 0
+        self._prepares = 0
+        self._shortage = ""  # why the servers may not hold the snapshots
         schedule = dataclasses.replace(settings.schedule, hastens=settings.schedule.every_steps != 1)
         self._known: frozenset[ServerAt] = frozenset()  # the servers at the step before
         self._part_bytes: int | None = None  # of this process; None before ``prepare``
@@ -168,6 +179,8 @@ class MemorySnapshots:
 
     def prepare(self, state: Any, *, host_state: Callable[[], Mapping[str, Any]] = dict, held_bytes: int) -> None:
         """Plans the snapshots, and reserves and touches the memory for the copy of this process's part.
+
+        Asks the servers whether they may hold them. If not, none is begun until there are other servers.
 
         Args:
             state: A state of the form that will be sent.
@@ -180,7 +193,16 @@ class MemorySnapshots:
         """
         self._planner.prepare(state, in_background=True, host_state=host_state, held_bytes=held_bytes)
         _, prepared = self._planner.plan(state)
-        self._part_bytes = sum(chunk.bytes for chunk in prepared.plan.chunks if chunk.mine)
+        mine = [chunk.bytes for chunk in prepared.plan.chunks if chunk.mine]
+        self._part_bytes = sum(mine)
+        need_bytes = 2 * (self._part_bytes + VALUE_BYTES * len(mine))
+        limits = self.servers.limits(_LIMITS_S)
+        answer = json.dumps([[server.node, server.address, need_bytes, limit] for server, limit in limits.items()])
+        self._prepares += 1
+        key = f"{self._key}/limits/{self._prepares}"
+        self._shortage = self._gang.reduce(key, answer, _shortage, timeout_s=_MEETING_TIMEOUT_S)
+        if self._shortage and self._gang.process_index == 0:
+            logger.error("there are no snapshots: %s", self._shortage)
 
     def evacuation(self, leaving: Collection[str]) -> Evacuation | None:
         """Returns what ``send_now`` would do. None: it has no server, or nothing is prepared. Not collective.
@@ -214,6 +236,7 @@ class MemorySnapshots:
         servers = frozenset() if placement is None else frozenset(placement.servers)
         if self._known and servers != self._known:
             self.interval.hasten()
+            self._shortage = ""  # what the new ones may hold is found when they are full
         self._known = servers
         return self.interval.is_due(step)
 
@@ -230,7 +253,7 @@ class MemorySnapshots:
             BarrierError: The other processes cannot be reached.
         """
         self._look()
-        reason = not_now or self._in_progress() or self._lacks_servers()
+        reason = not_now or self._in_progress() or self._lacks_servers() or self._shortage
         decided = self._due.decide(step, sync_point=sync_point, ready=not reason, saves=self._saves, reason=reason)
         if not decided.begins:
             elsewhere = decided.process != self._gang.process_index
@@ -467,6 +490,30 @@ class _Sending:
             return True
         self.stop("a save needs the memory that it is sent from")
         return self._wait(self, timeout_s)
+
+
+def _shortage(answers: Sequence[str]) -> str:
+    """Returns which server may not hold what all processes send to it, with both numbers. Empty: there is none.
+
+    Args:
+        answers: For each process, as JSON, the servers that it writes to: node, address, how many bytes it needs there,
+            and how many the server says that the job may have. None: it is not known.
+    """
+    needs: collections.Counter[tuple[str, str]] = collections.Counter()
+    limits: dict[tuple[str, str], int] = {}
+    for node, address, need_bytes, limit_bytes in itertools.chain.from_iterable(map(json.loads, answers)):
+        needs[node, address] += need_bytes
+        if limit_bytes is not None:
+            limits[node, address] = limit_bytes
+    short = [(needs[server] - limit_bytes, server) for server, limit_bytes in limits.items()]
+    missing_bytes, server = max(short, default=(0, ("", "")))
+    if missing_bytes <= 0:
+        return ""
+    return (
+        f"two snapshots, one complete and one in progress, need {needs[server]} bytes in the server of node "
+        f"{server[0]}, and the job may have {limits[server]} there: raise snapshots.capacity (or workloadCapacity or "
+        "namespaceCapacity), or spread the state over more nodes, or have one copy (checkpoint.memory.copies)"
+    )
 
 
 def _plain(options: WriteOptions) -> WriteOptions:

@@ -544,6 +544,68 @@ def test_attempt_that_died_in_the_middle_leaves_nothing_that_counts_as_safe(
     assert_same(found.state, small_state(4))
 
 
+#: A state of 1 MiB in one chunk, and what two snapshots of it cost a server: each value costs a page beside its bytes.
+MIB_STATE = {"w": jnp.ones(1 << 18, jnp.float32)}
+TWO_BYTES = 2 * ((1 << 20) + 4096)
+#: What a snapshot has beside its chunks: metadata, host state and done-record.
+SMALL_BYTES = 1 << 17
+
+
+def begins_where_a_job_may_have(
+    tmp_path: Path, limit_bytes: int, gang: ProcessGroup | None = None
+) -> tuple[StepCheckpointer, bool]:
+    with serving(tmp_path) as serve:
+        nodes = Nodes(tmp_path, lambda: serve(workload_bytes=limit_bytes))
+        first = nodes.training(gang)
+        first.prepare(MIB_STATE)
+        begun = [pass_step(first, step, MIB_STATE) and wait(first) == step for step in (1, 2, 3)]
+        first.close(60)
+        return first, all(begun)
+
+
+def test_servers_that_may_hold_two_snapshots_get_them(tmp_path: Path) -> None:
+    first, begins = begins_where_a_job_may_have(tmp_path, TWO_BYTES + SMALL_BYTES)
+    assert begins, taken(first).skips
+
+
+def test_servers_that_may_not_hold_two_snapshots_get_none_and_the_reason_has_both_numbers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, begins = begins_where_a_job_may_have(tmp_path, TWO_BYTES - 1)
+    assert not begins
+    assert taken(first).newest is None
+    assert f"need {TWO_BYTES} bytes in the server of node " in taken(first).skips.reason
+    assert f"the job may have {TWO_BYTES - 1} there: raise snapshots.capacity" in taken(first).skips.reason
+    assert [record.levelname for record in caplog.records if "there are no snapshots" in record.message] == ["ERROR"]
+
+
+def test_the_parts_of_all_processes_count_in_each_server(tmp_path: Path) -> None:
+    with serving(tmp_path) as serve:
+        nodes = Nodes(tmp_path, lambda: serve(workload_bytes=TWO_BYTES - 1))
+
+        def run(gang: ProcessGroup) -> str:
+            first = nodes.training(gang)
+            first.prepare(MIB_STATE)
+            assert not pass_step(first, 1, MIB_STATE)
+            first.close(60)
+            return taken(first).skips.reason
+
+        # Both have a copy of the array, and one of them sends it.
+        assert all(f"need {TWO_BYTES} bytes" in reason for reason in in_gang(2, run))
+
+
+def test_other_servers_are_tried_though_those_of_the_start_may_not_hold_two_snapshots(tmp_path: Path) -> None:
+    with serving(tmp_path) as serve:
+        small = Nodes(tmp_path, lambda: serve(workload_bytes=TWO_BYTES - 1))
+        first = small.training()
+        first.prepare(MIB_STATE)
+        assert not pass_step(first, 1, MIB_STATE)
+        taken(first).servers.place(Nodes(tmp_path, serve).placement())
+        assert pass_step(first, 2, MIB_STATE)
+        assert wait(first) == 2
+        first.close(60)
+
+
 def test_snapshot_is_brought_forward_when_the_servers_have_changed(nodes: Nodes) -> None:
     first = nodes.training(schedule=SaveSchedule(every_steps=1000))
     assert not [step for step in range(1, 9) if pass_step(first, step, small_state(step))]

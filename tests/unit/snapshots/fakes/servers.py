@@ -100,7 +100,7 @@ class _Reached:
         context = ssl.create_default_context(cadata=self.authority.cert_pem.bytes().decode())
         with self.bare(address) as raw, context.wrap_socket(raw, server_hostname=NAME) as link:
             if text is not None:
-                assert asked(link, op="hello", capability=text) == {}
+                assert "refused" not in asked(link, op="hello", capability=text)
             yield link
 
     @contextlib.contextmanager
