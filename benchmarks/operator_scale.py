@@ -1,6 +1,6 @@
 """The operator in a large cluster: start, memory, idle cost, notices, a very large gang, the loss of a replica.
 
-    python -m benchmarks.operator_scale [--scale 1.0] [--phases all] [--floods] [--json FILE]
+    python -m benchmarks.operator_scale [--scale 1.0] [--phases all] [--floods] [--snapshots] [--json FILE]
 
 A real API server over a real etcd holds 5,000 nodes, 20,000 pods of 500 JobSets, 30,000 other pods and 5,000 old
 Preemptions, all of realistic size, times ``--scale``. One JobSet has a fifth of the pods. Nothing runs the pods. Real
@@ -18,6 +18,9 @@ With ``--floods``, which takes root, attackers with half a core and without a to
 from 5 on, and the metrics are scraped every 15 s; see ``operator_floods``. They stand for other machines, so they get
 what all others leave of the processors. All goals stay the same.
 
+With ``--snapshots``, each node has a snapshot server, all policies want snapshots, and the operator asks each server
+what it has and tells each client where its part goes. One server of this process answers for all.
+
 From 5 on, pods are evicted: the webhook is asked as the API server asks it. All times are of the one clock of this
 machine. The CPU seconds of the operator stand beside the times, since API server, etcd and clients use the same
 processors.
@@ -33,12 +36,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import report
 from benchmarks.operator_floods import attacker, scrape
-from benchmarks.operator_scale_cluster import Certificate, Replica, filled_api_server, processor_s
+from benchmarks.operator_scale_cluster import Certificate, Replica, filled_api_server, processor_s, snapshot_servers
 from benchmarks.operator_scale_evictions import Evictions
 from benchmarks.operator_scale_objects import Gang, Size, gangs
 from benchmarks.operator_scale_pods import Clients, Member, Signer, open_clients
@@ -72,16 +75,17 @@ def main() -> int:
     parser.add_argument("--phases", choices=("start", "all"), default="all", help="start: 1 to 3 alone (%(default)s)")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep logs and files there")
     parser.add_argument("--floods", action="store_true", help="flood each port from phase 5 on, and scrape the metrics")
+    parser.add_argument("--snapshots", action="store_true", help="have a snapshot server on each node")
     flags = parser.parse_args()
     with contextlib.ExitStack() as stack:
         folder = flags.keep
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gracepoint-scale-")))
         folder.mkdir(parents=True, exist_ok=True)
-        run = _Run(stack, folder, Size.of(flags.scale), floods=flags.floods)
+        run = _Run(stack, folder, Size.of(flags.scale), floods=flags.floods, snapshots=flags.snapshots)
         measured = run.measure(with_clients=flags.phases == "all")
     found = figures(measured)
-    report.publish(found, flags.json, scale=flags.scale, floods=flags.floods)
+    report.publish(found, flags.json, scale=flags.scale, floods=flags.floods, snapshots=flags.snapshots)
     return 1 if any(figure.met is False for figure in found) else 0
 
 
@@ -93,20 +97,25 @@ class _Run:
         folder: For all files.
         size: How many objects there are.
         floods: Whether the ports are flooded, and the metrics scraped.
+        snapshots: Whether each node has a snapshot server.
     """
 
-    def __init__(self, stack: contextlib.ExitStack, folder: Path, size: Size, *, floods: bool) -> None:
+    def __init__(self, stack: contextlib.ExitStack, folder: Path, size: Size, *, floods: bool, snapshots: bool) -> None:
         self._floods = floods
         self._stack = stack
         self._folder = folder
         self._gangs = gangs(size)
         self._measured = Measured(size)
         began_s = time.monotonic()
-        self._server = stack.enter_context(filled_api_server(folder, size))
+        self._server = stack.enter_context(filled_api_server(folder, size, snapshots=snapshots))
         _say(f"the API server runs, after {time.monotonic() - began_s:.0f} s")
         self._api = KubeClient.connect(str(self._server.kubeconfig))
         stack.callback(self._api.close)
         self._certificate = Certificate(folder)
+        self._flags: Sequence[str] = ()
+        self._snapshots = snapshots
+        if snapshots:
+            self._flags = stack.enter_context(snapshot_servers(folder, self._api, self._certificate))
 
     def measure(self, *, with_clients: bool) -> Measured:
         """Runs the phases."""
@@ -186,7 +195,7 @@ class _Run:
 
     def _start(self, name: str) -> Replica:
         ports = self._stack.enter_context(held_ports(3))
-        replica = Replica(name, self._folder, ports, self._server.kubeconfig, self._certificate)
+        replica = Replica(name, self._folder, ports, self._server.kubeconfig, self._certificate, self._flags)
         before_s, began = processor_s(*_API), time.time()
         replica.start()
         self._stack.callback(replica.stop)
@@ -210,7 +219,12 @@ class _Run:
 
     def _connect(self, clients: Clients, count: int, replicas: list[Replica]) -> None:
         before_s, began = sum(replica.cpu_s() for replica in replicas), time.time()
+        began_s = time.monotonic()
         self._measured.connected_s = clients.wait_until_connected(count, _CONNECT_TIMEOUT_S)
+        if self._snapshots:
+            placed = clients.listen(count, "placed", None, _CONNECT_TIMEOUT_S)
+            self._measured.placed_s = time.monotonic() - began_s
+            self._measured.unplaced = count - len({word.pod_uid for word in placed})
         self._measured.connect_cpu_s = sum(replica.cpu_s() for replica in replicas) - before_s
         time.sleep(_SETTLED_S)
         self._measured.connections = count

@@ -13,6 +13,8 @@ POLICY = "policy"
 ACCOUNT = "trainer"
 GRACE_S = 120
 PODS_A_JOB = 32
+#: Name of the snapshot servers' DaemonSet and Secret.
+SERVERS = "gracepoint-snapshots"
 _GPUS = 8
 
 
@@ -183,6 +185,13 @@ def web_pod(made: str) -> Json:
     labels = {"app": "front", "pod-template-hash": "6f9c8d7b5", "team.example.com/cost-center": "web-1"}
     owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "front-6f9c8d7b5", "uid": "@UID@"}
     return _pod(made, labels, owner, _pod_spec(_container("front", 8)))
+
+
+def server_pod(made: str) -> Json:
+    """A snapshot server."""
+    labels = {names.LABEL_SNAPSHOT_SERVER: SERVERS, "controller-revision-hash": "6f9c8d7b5"}
+    owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": SERVERS, "uid": "@UID@", "controller": True}
+    return _pod(made, labels, owner, _pod_spec(_container("snapshots", 8)))
 
 
 def _template() -> Json:

@@ -5,7 +5,8 @@
 The file has ``{"ca": PEM, "ports": [...], "clients": [...]}``. Each client connects from an address of its own. If its
 stream ends, it connects to the next port, as pods do through a Service. Lines on standard output, each a JSON list:
 ``["connected", n]`` whenever the number of open streams changed, ``["told", pod UID, preemption, time]``,
-``["retracted", ...]`` and ``["acknowledged", ...]``. Ends when standard input does.
+``["retracted", ...]`` and ``["acknowledged", ...]``; ``["placed", pod UID, "", time]``: it may write to snapshot
+servers. Ends when standard input does.
 
 One event loop, with one task for each client and one that writes the lines. It runs at a low priority, as the pods of a
 gang would have processors of their own.
@@ -97,6 +98,7 @@ class Client:
             process_count=known["count"],
             library_version=__version__,
             takes_hints=False,
+            takes_snapshots=True,
         )
         async with self._at_once:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
@@ -116,6 +118,8 @@ class Client:
             writer.transport.abort()
 
     def _take(self, frame: dict[str, Any]) -> None:
+        if frame.get("write_to"):
+            self._said.append(["placed", self._known["pod_uid"], "", time.time()])
         if "preemption" not in frame:
             return  # a ping
         what = "told" if "deadline" in frame else "retracted"

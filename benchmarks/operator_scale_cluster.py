@@ -1,11 +1,13 @@
 """The API server with a large cluster in it, and the replicas of the operator, as processes.
 
 Processes: etcd and the API server, which end with their ``with`` block; one for each replica, which ends when it is
-stopped or killed. Threads: none.
+stopped or killed. Threads: those of ``snapshot_servers``, which end with its block.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import contextlib
 import http.client
 import json
@@ -23,8 +25,13 @@ import trustme
 import yaml
 
 from benchmarks import operator_scale_etcd
+from benchmarks.operator_scale_bodies import SERVERS
 from benchmarks.operator_scale_objects import Size, stored
+from gracepoint.snapshots.snapshot_server import SnapshotFiles, SnapshotLimits, SnapshotServer
+from gracepoint_operator.kube import objects
+from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.resources.crds import definitions
+from gracepoint_operator.trust.bundle import KEY_KNOWN_S, CapabilityKey, capability_keys_text
 from tests.testcluster import addons
 from tests.testcluster.api_server import ApiServer, open_api_server
 from tests.testcluster.shell import log_tail
@@ -33,16 +40,17 @@ _ROOT = Path(__file__).parents[1]
 _START_TIMEOUT_S = 600.0
 _STOP_TIMEOUT_S = 20.0
 _LOOK_S = 0.05
+_CAPACITY_BYTES = 64 << 30
 
 
 @contextlib.contextmanager
-def filled_api_server(folder: Path, size: Size) -> Iterator[ApiServer]:
-    """Runs etcd and the API server with all objects of that size."""
+def filled_api_server(folder: Path, size: Size, *, snapshots: bool = False) -> Iterator[ApiServer]:
+    """Runs etcd and the API server with all objects of that size, and snapshot servers if they are wanted."""
     (_, jobset) = addons.render(folder / "manifests")
     found = [item for item in yaml.safe_load_all(jobset.read_text()) if item["kind"] == "CustomResourceDefinition"]
 
     def fill(url: str) -> None:
-        operator_scale_etcd.fill(url, stored(size, time.time()))
+        operator_scale_etcd.fill(url, stored(size, time.time(), snapshots=snapshots))
 
     flags = operator_scale_etcd.FLAGS
     with open_api_server(
@@ -62,7 +70,7 @@ class Certificate:
     """The operator's certificate, with the authority that signed it."""
 
     def __init__(self, folder: Path) -> None:
-        authority = trustme.CA()
+        self.authority = authority = trustme.CA()
         certificate = authority.issue_cert("localhost")  # with an ECDSA key, as the chart makes it
         self.directory = folder / "tls"
         self.directory.mkdir()
@@ -73,6 +81,36 @@ class Certificate:
         self.webhook_token = secrets.token_hex()
         self.token_file = folder / "webhook-token"
         self.token_file.write_text(self.webhook_token)
+
+
+@contextlib.contextmanager
+def snapshot_servers(folder: Path, api: KubeClient, certificate: Certificate) -> Iterator[Sequence[str]]:
+    """Answers at the addresses of all snapshot servers, in threads of this process, and makes their Secret.
+
+    Yields:
+        What the operator is given.
+    """
+    key = CapabilityKey(f"{time.time() - KEY_KNOWN_S:.0f}-1", secrets.token_bytes(32))
+    text = capability_keys_text([key])
+    data = {"keys": base64.b64encode(text.encode()).decode()}
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SERVERS}, "data": data}
+    asyncio.run(api.create(objects.SECRETS, "default", secret))
+    files = SnapshotFiles(
+        certificate=folder / "servers.crt", key=folder / "servers.key", capability_keys=folder / "servers.keys"
+    )
+    leaf = certificate.authority.issue_cert(f"{SERVERS}.default.svc")
+    leaf.cert_chain_pems[0].write_to_path(str(files.certificate))
+    leaf.private_key_pem.write_to_path(str(files.key))
+    files.capability_keys.write_text(text)
+    # The operator has one address for all of them, and each has these limits.
+    many = {"connections_of_address": 512, "pending": 512, "pending_of_address": 512}
+    limits = SnapshotLimits(capacity_bytes=_CAPACITY_BYTES, workload_bytes=_CAPACITY_BYTES, **many)
+    server = SnapshotServer(files, limits, "0.0.0.0")
+    try:
+        port = f"--snapshot-port={server.port}"
+        yield [f"--snapshot-servers={SERVERS}", "--snapshot-certificate=false", port, "--namespace=default"]
+    finally:
+        server.close()
 
 
 class Blocked(NamedTuple):
@@ -94,10 +132,17 @@ class Replica:
         ports: Of the channel, the webhooks and the probes.
         kubeconfig: An administrator's.
         certificate: Its certificate.
+        flags: More of its arguments.
     """
 
     def __init__(
-        self, name: str, folder: Path, ports: Sequence[int], kubeconfig: Path, certificate: Certificate
+        self,
+        name: str,
+        folder: Path,
+        ports: Sequence[int],
+        kubeconfig: Path,
+        certificate: Certificate,
+        flags: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.https, self.webhooks, self.health = ports
@@ -109,6 +154,7 @@ class Replica:
             *(f"--service-url=https://localhost:{self.https}", f"--https-port={self.https}", "--replicas=2"),
             *(f"--webhook-token={certificate.token_file}", f"--webhook-port={self.webhooks}"),
             f"--health-port={self.health}",
+            *flags,
         ]
         self._child: subprocess.Popen[bytes] | None = None
 

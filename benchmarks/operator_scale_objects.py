@@ -18,10 +18,12 @@ from benchmarks.operator_scale_bodies import (
     GRACE_S,
     PODS_A_JOB,
     POLICY,
+    SERVERS,
     Json,
     job,
     jobset,
     node,
+    server_pod,
     training_pod,
     web_pod,
 )
@@ -121,12 +123,13 @@ def uid_of(*parts: str) -> str:
     return str(uuid.uuid5(_UUIDS, "/".join(parts)))
 
 
-def stored(size: Size, now: float) -> Iterator[tuple[str, bytes]]:
+def stored(size: Size, now: float, *, snapshots: bool = False) -> Iterator[tuple[str, bytes]]:
     """Yields the key in etcd and the value of each object.
 
     Args:
         size: How many there are.
         now: Seconds since the epoch; all objects are older.
+        snapshots: Whether each node has a snapshot server, and all policies want snapshots.
     """
     made = _stamp(now - 600)  # after the old records, which are of pods that are gone
     for namespace in (*_training_namespaces(size), *(f"web-{number}" for number in range(_OTHER_NAMESPACES))):
@@ -140,11 +143,20 @@ def stored(size: Size, now: float) -> Iterator[tuple[str, bytes]]:
             "metadata": _meta("account", namespace, ACCOUNT, made),
         }
         yield f"/registry/serviceaccounts/{namespace}/{ACCOUNT}", _encoded(account)
-        yield f"/registry/{names.GROUP}/checkpointpolicies/{namespace}/{POLICY}", _encoded(_policy(namespace, made))
-    of_node = _Template(node(made))
+        policy = _policy(namespace, made)
+        if snapshots:
+            policy["spec"]["checkpoint"]["memory"] = {"everySteps": 20}
+        yield f"/registry/{names.GROUP}/checkpointpolicies/{namespace}/{POLICY}", _encoded(policy)
+    of_node, of_server = _Template(node(made)), _Template(server_pod(made))
     for number in range(max(size.nodes, -(-size.pods // _PODS_A_NODE))):
         name = node_name(number)
         yield f"/registry/minions/{name}", of_node.filled(NAME=name, UID=uid_of("node", name))
+        if snapshots:
+            server = f"{SERVERS}-{number:05}"
+            # The machine's own addresses: something answers there.
+            at = {"NODE": name, "ADDRESS": f"127.{64 + (number >> 16)}.{number >> 8 & 255}.{number & 255}"}
+            uid = uid_of("pod", "default", server)
+            yield f"/registry/pods/default/{server}", of_server.filled(NAME=server, NAMESPACE="default", UID=uid, **at)
     pod, of_gang_job = (_Template(make(made)) for make in (training_pod, job))
     whole = {count: _Template(jobset(made, _jobs(count))) for count in {gang.count for gang in gangs(size)}}
     for gang in gangs(size):

@@ -58,6 +58,8 @@ class Measured:
         settled_bytes: Memory of each replica a while after its start.
         idle: Share of a core while nothing happened, of the busier replica.
         connected_s: Until all clients were connected.
+        placed_s: Until all clients knew their snapshot servers. None: there are no servers.
+        unplaced: Clients that were told of none in time.
         connected_bytes: Memory of each replica then.
         notice_s: From a taint to the notice in a client, of each disruption.
         disruptions_busy: Share of a core during the disruptions, of the busier replica.
@@ -79,6 +81,8 @@ class Measured:
     settled_bytes: list[int] = dataclasses.field(default_factory=list)
     idle: float = 0.0
     connected_s: float = 0.0
+    placed_s: float | None = None
+    unplaced: int = 0
     connect_cpu_s: float = 0.0
     connections: int = 0
     connected_bytes: list[int] = dataclasses.field(default_factory=list)
@@ -127,6 +131,7 @@ def _without_clients(measured: Measured) -> list[Figure]:
 def _with_clients(measured: Measured) -> list[Figure]:
     return [
         Figure(f"connect: {measured.connections} clients", measured.connected_s, "s"),
+        *_placed(measured),
         Figure("connect: CPU of both replicas", measured.connect_cpu_s, "s"),
         Figure("connect: memory of the larger replica", max(measured.connected_bytes) / _MIB, "MiB"),
         *_latencies("disruptions, 100 a minute: told", measured.notice_s, _NOTICE_S),
@@ -145,6 +150,15 @@ def _with_clients(measured: Measured) -> list[Figure]:
         Figure("notices that did not come", measured.missed, "", 0),
         Figure("receipts that were not taken", measured.receipts_missed, ""),
         *_blocked("after the start", measured.blocked),
+    ]
+
+
+def _placed(measured: Measured) -> list[Figure]:
+    if measured.placed_s is None:
+        return []
+    return [
+        Figure("connect: all clients know their snapshot servers", measured.placed_s, "s"),
+        Figure("clients that were told of no snapshot server", measured.unplaced, "", 0),
     ]
 
 
