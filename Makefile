@@ -30,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 EVERY_DAY := env check test test-unit test-cluster demo try docs
 .PHONY: env check test test-unit test-cluster demo try docs help help-all lint types imports format wrap workflows \
 	test-fast test-integration test-contract test-laptop test-accelerator test-set-mesh test-alerts test-mounts \
-	test-install test-soak soak cuts outliving snapshot-kills worker-kills hostile-snapshots mutants test-workloads test-newest-jobset test-newest \
+	test-install test-soak soak cuts outliving snapshot-kills evacuations worker-kills hostile-snapshots mutants test-workloads test-newest-jobset test-newest \
 	test-matrix restart-budget system parts servers mount-tools cluster-up cluster-down generate requirements \
 	conformance manifests dashboard-picture changelog-draft changelog release sbom krew clean
 
@@ -167,6 +167,9 @@ snapshot-kills: $(STAMP) ## Kills gangs that send snapshots, at random instants:
 
 worker-kills: $(STAMP) ## Kills trainers 200 times while worker processes write their saves: nothing may be lost, torn or left.
 	$(PY) -m benchmarks.worker_kills
+
+evacuations: $(STAMP) ## Evacuates 300 MiB of each process before a SIGKILL after 8 s, on storage of 10 MB/s: 100 times (hours).
+	EVACUATIONS=100 EVACUATION_MIB=300 EVACUATION_NOTICE_S=8 $(PYTEST) -n 0 -s tests/multiprocess/test_memory_snapshots.py -k too_slow
 
 hostile-snapshots: $(STAMP) ## Attacks a snapshot server with 10,000 connections of each kind (minutes); make test does so with 500.
 	SNAPSHOTS=hostile $(PYTEST) -n 2 --dist worksteal -v tests/unit/snapshots/test_nobody_gets_in.py

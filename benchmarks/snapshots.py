@@ -1,6 +1,6 @@
 """Snapshots in the memory of another process: how fast, and how much processor time they take.
 
-    python -m benchmarks.snapshots [--mib 256] [--values 8] [--threads 2] [--rounds 5] [--json FILE]
+    python -m benchmarks.snapshots [--mib 256] [--values 8] [--threads 2] [--rounds 5] [--evacuations 5] [--json FILE]
 
 Two processes on loopback. One has a snapshot server, and a port that only receives and sends bytes over TLS. The other
 one writes values and reads them, and copies as many bytes over as many plain TLS connections, by turns: so whatever
@@ -9,6 +9,9 @@ is of each process for itself, with the kernel's part.
 
 After that the trainer's engine takes snapshots of a state of as many bytes, of which a tenth changes at each step: how
 long training is blocked, against a copy of the same arrays in memory, and how many bytes are sent.
+
+At last it sends 300 MiB at once, as before a deadline, to two servers. Each is in a process of its own, behind a link
+that lets 100 MB/s through: how long it takes until both have all, and how much of what the links can do that is.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ from gracepoint.snapshots.snapshot_client import SnapshotClient
 from gracepoint.snapshots.snapshot_server import SnapshotFiles, SnapshotLimits, SnapshotServer
 from gracepoint.snapshots.snapshot_servers import ServerAt, ServerPlacement, SnapshotServers
 from gracepoint.wire.capability import Capability, Right, write_capability
+from tests.object_stores.pace import Pace
 
 _NAME = "snapshots.benchmark.test"
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -52,6 +56,29 @@ _TIMEOUT_S = 300.0
 _ASK = struct.Struct(">BQ")
 _SECONDS = struct.Struct(">d")
 _RECEIVE, _SEND, _CPU = range(3)
+#: What each of the servers gets that a doomed host sends to, and what the host has to send.
+_LINK_BYTES_PER_S = 100e6
+_DOOMED_MIB = 300
+_NOTICE_S = 8.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Other:
+    """The other process.
+
+    Attributes:
+        port: The port of its server.
+        plain_port: The port for plain copying.
+        link_port: A port of which a slow link leads to the server.
+        authority: The authority of its certificate, as PEM.
+        key: The key of capabilities.
+    """
+
+    port: int
+    plain_port: int
+    link_port: int
+    authority: str
+    key: bytes
 
 
 @dataclasses.dataclass
@@ -117,8 +144,10 @@ def serve(folder: Path, capacity_bytes: int) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(files.certificate, files.key)
     listener = socket.create_server(("127.0.0.1", 0))
-    print(json.dumps([server.port, listener.getsockname()[1]]), flush=True)
+    link = socket.create_server(("127.0.0.1", 0))
+    print(json.dumps([server.port, listener.getsockname()[1], link.getsockname()[1]]), flush=True)
     threading.Thread(target=_accept, args=(listener, context), daemon=True).start()
+    threading.Thread(target=_link, args=(link, server.port), daemon=True).start()
     sys.stdin.read()
     server.close()
 
@@ -129,6 +158,25 @@ def _accept(listener: socket.socket, context: ssl.SSLContext) -> None:
         accepted.settimeout(_TIMEOUT_S)
         link = context.wrap_socket(accepted, server_side=True)
         threading.Thread(target=_copy, args=(link,), daemon=True).start()
+
+
+def _link(listener: socket.socket, port: int) -> None:
+    """Leads all connections to a port, which share what the link lets through to it."""
+    pace = Pace(_LINK_BYTES_PER_S)
+    while True:
+        near, _ = listener.accept()
+        far = socket.create_connection(("127.0.0.1", port))
+        for source, target, limit in ((near, far, pace), (far, near, Pace(None))):
+            threading.Thread(target=_pass_on, args=(source, target, limit), daemon=True).start()
+
+
+def _pass_on(source: socket.socket, target: socket.socket, pace: Pace) -> None:
+    block = memoryview(bytearray(_BLOCK_BYTES))
+    with contextlib.suppress(OSError):
+        while count := source.recv_into(block):
+            pace.wait(count)
+            target.sendall(block[:count])
+        target.shutdown(socket.SHUT_WR)
 
 
 def _copy(link: ssl.SSLSocket) -> None:
@@ -153,9 +201,9 @@ def _copy(link: ssl.SSLSocket) -> None:
 
 
 @contextlib.contextmanager
-def other_process(capacity_bytes: int) -> Iterator[tuple[int, int, str, bytes]]:
-    """Yields the ports of the server and of plain copying, the authority, and the key of capabilities."""
-    authority, key = trustme.CA(), secrets.token_bytes(32)
+def other_process(capacity_bytes: int, key: bytes) -> Iterator[Other]:
+    """Starts the other process, whose server takes capabilities of that key."""
+    authority = trustme.CA()
     pair = authority.issue_cert(_NAME)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -167,8 +215,8 @@ def other_process(capacity_bytes: int) -> Iterator[tuple[int, int, str, bytes]]:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            port, plain_port = json.loads(process.stdout.readline())
-            yield port, plain_port, authority.cert_pem.bytes().decode(), key
+            port, plain_port, link_port = json.loads(process.stdout.readline())
+            yield Other(port, plain_port, link_port, authority.cert_pem.bytes().decode(), key)
         finally:
             process.stdin.close()
             process.wait(_TIMEOUT_S)
@@ -181,27 +229,17 @@ def measure(mib: int, values: int, threads: int, rounds: int) -> list[Figure]:
     data = memoryview(bytearray(os.urandom(_MIB) * (size_bytes // _MIB + 1)))[:size_bytes]
     outs = [memoryview(bytearray(size_bytes)) for _ in range(threads)]
     took: dict[str, list[Round]] = {}
-    with other_process(2 * mib * _MIB + 64 * _MIB) as (port, plain_port, pem, key):
-        text = write_capability(
-            Capability(
-                namespace="benchmark",
-                workload="benchmark",
-                attempt=1,
-                rights=frozenset({Right.WRITE, Right.READ, Right.DROP}),
-                until=int(time.time()) + 86400,
-                max_bytes=1 << 50,
-            ),
-            "a",
-            key,
-        )
+    key = secrets.token_bytes(32)
+    with other_process(2 * mib * _MIB + 64 * _MIB, key) as other:
+        text = _capability(key)
         client = SnapshotClient(
-            ("127.0.0.1", port),
+            ("127.0.0.1", other.port),
             server_name=_NAME,
-            authorities=lambda: pem,
+            authorities=lambda: other.authority,
             capability=lambda: text,
             connections=threads,
         )
-        plain = Plain(plain_port, ssl.create_default_context(cadata=pem), threads)
+        plain = Plain(other.plain_port, ssl.create_default_context(cadata=other.authority), threads)
         pool = concurrent.futures.ThreadPoolExecutor(threads)
 
         def deadline() -> Deadline:
@@ -228,12 +266,68 @@ def measure(mib: int, values: int, threads: int, rounds: int) -> list[Figure]:
         client.close()
         plain.close()
         made = _figures({name: each[1:] for name, each in took.items()}, mib * _MIB / _GIB)
-        return made + _snapshots(SnapshotServers(_placement(port, pem, text)), mib, rounds)
+        return made + _snapshots(SnapshotServers(_placement(text, (other.port, other.authority))), mib, rounds)
 
 
-def _placement(port: int, pem: str, capability: str) -> ServerPlacement:
-    at = (ServerAt("there", f"127.0.0.1:{port}"),)
-    return ServerPlacement(capability=capability, server_name=_NAME, authorities=pem, write=at, read=at)
+def _capability(key: bytes) -> str:
+    given = Capability(
+        namespace="benchmark",
+        workload="benchmark",
+        attempt=1,
+        rights=frozenset({Right.WRITE, Right.READ, Right.DROP}),
+        until=int(time.time()) + 86400,
+        max_bytes=1 << 50,
+    )
+    return write_capability(given, "a", key)
+
+
+def _placement(capability: str, *servers: tuple[int, str]) -> ServerPlacement:
+    at = tuple(ServerAt(f"node-{number}", f"127.0.0.1:{port}") for number, (port, _) in enumerate(servers))
+    authorities = "".join(authority for _, authority in servers)
+    return ServerPlacement(capability=capability, server_name=_NAME, authorities=authorities, write=at, read=at)
+
+
+def evacuate(times: int) -> list[Figure]:
+    """Sends a doomed host's part to two servers behind slow links, as often as that."""
+    import jax.numpy as jnp
+
+    from gracepoint.checkpoint.engine import StepCheckpointer
+    from gracepoint.checkpoint.format.layout import Layout
+    from gracepoint.checkpoint.saving.memory_snapshots import MemorySettings
+    from gracepoint.checkpoint.saving.schedule import SaveSchedule
+    from gracepoint.checkpoint.storage.locations import storage_path
+    from gracepoint.process_group import SingleProcess
+
+    key, capacity_bytes = secrets.token_bytes(32), (2 * _DOOMED_MIB + 64) * _MIB
+    with contextlib.ExitStack() as until_it_ends:
+        others = [until_it_ends.enter_context(other_process(capacity_bytes, key)) for _ in range(2)]
+        servers = SnapshotServers(_placement(_capability(key), *((each.link_port, each.authority) for each in others)))
+        engine = StepCheckpointer(
+            Layout(storage_path(until_it_ends.enter_context(tempfile.TemporaryDirectory()))),
+            gang=SingleProcess(),
+            attempt="benchmark",
+            memory=MemorySettings(servers, SaveSchedule(every_steps=1000)),
+        )
+        until_it_ends.callback(engine.close, _TIMEOUT_S)
+        memory = engine.memory
+        assert memory is not None
+        state = {f"leaf{number}": jnp.zeros(_DOOMED_MIB * _MIB // 40, jnp.float32) for number in range(10)}
+        engine.prepare(state)
+        took = []
+        for step in range(1, times + 1):
+            servers.drop(before_step=step, everywhere=True)
+            state = {name: (leaf + 1).block_until_ready() for name, leaf in state.items()}
+            began_s = time.monotonic()
+            sent = memory.send_now(step, state, {}, deadline=Deadline.after(_NOTICE_S, time.monotonic))
+            took.append(time.monotonic() - began_s)
+            if sent.copies != 2:
+                raise RuntimeError(f"step {step} is in {sent.copies} servers instead of 2")
+    fastest_s = _DOOMED_MIB * _MIB / _LINK_BYTES_PER_S
+    return [
+        Figure("evacuation: speed, of the links", fastest_s / statistics.median(took), "", 0.8, Better.MORE),
+        Figure(f"evacuation: until {_DOOMED_MIB} MiB are in 2 servers", statistics.median(took), "s", fastest_s / 0.8),
+        Figure(f"evacuation: the longest of {times}", max(took), "s", _NOTICE_S),
+    ]
 
 
 def _snapshots(servers: SnapshotServers, mib: int, rounds: int) -> list[Figure]:
@@ -352,8 +446,10 @@ def main() -> None:
     options.add_argument("--values", type=int, default=8)
     options.add_argument("--threads", type=int, default=2)
     options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--evacuations", type=int, default=5, help="0: none")
     given: Any = options.parse_args()
-    figures = measure(given.mib, given.values, given.threads, given.rounds)
+    figures = measure(given.mib, given.values, given.threads, given.rounds) if given.rounds else []
+    figures += evacuate(given.evacuations) if given.evacuations else []
     publish(figures, given.json, mib=given.mib, values=given.values, threads=given.threads)
 
 

@@ -58,7 +58,9 @@ def batches(share: Share) -> Iterator[np.ndarray]:
         yield mine[start : start + share.batch]
 
 
-def train(session: gracepoint.Session, steps: int, pace_s: float, tell: Callable[[str, Any], None]) -> None:
+def train(
+    session: gracepoint.Session, steps: int, pace_s: float, tell: Callable[[str, Any], None], *, ballast_mib: int = 0
+) -> None:
     """Trains until ``steps``, or until a preemption ends it.
 
     Args:
@@ -67,6 +69,7 @@ def train(session: gracepoint.Session, steps: int, pace_s: float, tell: Callable
         pace_s: Seconds between steps at least.
         tell: Called with a word and a value: what was restored, the records that this process takes in each step, and
             at the end the bits of the arrays and the parts.
+        ballast_mib: So much more each device has, which changes in each step.
     """
     import jax  # not before the session is attached, which joins the processes
     import jax.numpy as jnp
@@ -86,19 +89,23 @@ def train(session: gracepoint.Session, steps: int, pace_s: float, tell: Callable
     session.host_state("parts", lambda: dict(parts), set_parts, reshard=dealt_out)
 
     def init() -> dict[str, jax.Array]:
-        return {"floats": jnp.asarray(first_floats()), "used": jnp.zeros(RECORDS, jnp.int32)}
+        made = {"floats": jnp.asarray(first_floats()), "used": jnp.zeros(RECORDS, jnp.int32)}
+        return made | {name: jnp.zeros((ballast_mib * mesh.size, 1 << 18), jnp.int32) for name in ballast}
 
+    ballast = ["ballast"] if ballast_mib else []
+    sharded = dict.fromkeys(["floats", "used", *ballast], split)
     state, step = session.restore(
-        init=jax.jit(init, out_shardings={"floats": split, "used": split}),
+        init=jax.jit(init, out_shardings=sharded),
         data=data,
     )
     tell("restored", [step, parts])
 
     def update(state: dict[str, jax.Array], batch: jax.Array, step: jax.Array) -> dict[str, jax.Array]:
         factor = jnp.where(step % 2 == 0, 2.0, 0.5).astype(jnp.float32)
-        return {"floats": state["floats"] * factor, "used": state["used"].at[batch].add(1)}
+        trained = {"floats": state["floats"] * factor, "used": state["used"].at[batch].add(1)}
+        return trained | {name: state[name] + 1 for name in ballast}
 
-    train_step = jax.jit(update, donate_argnums=0, out_shardings={"floats": split, "used": split})
+    train_step = jax.jit(update, donate_argnums=0, out_shardings=sharded)
     while step < steps:
         mine = next(data)
         batch = jax.make_array_from_process_local_data(split, mine)
@@ -109,6 +116,8 @@ def train(session: gracepoint.Session, steps: int, pace_s: float, tell: Callable
         tell("took", [step, mine.tolist()])
         time.sleep(pace_s)
         session.step(step, state)
+    for name in ballast:
+        assert (np.asarray(state.pop(name).addressable_data(0)) == step).all()
     gather = jax.jit(lambda state: state, out_shardings={"floats": whole, "used": whole})
     found = {name: np.asarray(value.addressable_data(0)) for name, value in gather(state).items()}
     tell("bits", [found["floats"].view(np.uint32).tolist(), found["used"].tolist()])

@@ -410,6 +410,8 @@ def plan(now: Situation) -> Plan:
     if snapshot is not None and older_s <= left_s:
         lost, older = now.step - snapshot.step, f"the snapshot of step {snapshot.step} {older_s:.1f} s"
         return Plan(Choice.PROMOTE, snapshot.step, lost, f"{needs}, {older}, which fits without margin, {remaining}")
+    if memory_s < current_s:  # predicted by snapshots that are sent beside training, so it may be much quicker
+        return current(Choice.EVACUATE, f"{needs}, {servers}, and nothing fits, {remaining}; the quicker way is tried")
     return current(Choice.IMPOSSIBLE, f"{needs}, and nothing older can be had in time, {remaining}; tried anyway")
 
 

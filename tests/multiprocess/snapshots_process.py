@@ -1,7 +1,8 @@
 """Trains on records of which each must be used once, with snapshots in the memory of nodes.
 
-    snapshots_process.py DIRECTORY STEPS PACE_S
+    snapshots_process.py DIRECTORY STEPS PACE_S MIB
 
+MIB is so much more that each process has; if it has any, storage takes 10 MB/s from it.
 Besides what ``elastic_training`` tells, the log says each snapshot that is safe, and it prints where the state was.
 """
 
@@ -15,12 +16,16 @@ from typing import Any
 import gracepoint
 from tests import elastic_training
 from tests.multiprocess.launcher import here
+from tests.slow_storage import SlowStorage
 
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s", stream=sys.stdout)
     logging.getLogger("gracepoint.checkpoint.saving.memory_snapshots").setLevel(logging.DEBUG)  # says what is safe
     directory, steps, pace_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    ballast_mib = int(sys.argv[4])
+    if ballast_mib:
+        SlowStorage(setattr).bytes_per_s = 10e6
     here().initialize_jax()
     session = gracepoint.attach(directory, grace_period_s=20.0)
 
@@ -30,7 +35,7 @@ def main() -> None:
             where = session.restored
             print("from", "nowhere" if where is None else "memory" if where.from_memory else "storage", flush=True)
 
-    elastic_training.train(session, steps, pace_s, say)
+    elastic_training.train(session, steps, pace_s, say, ballast_mib=ballast_mib)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from gracepoint.deadline import (
     must_choose,
     plan,
 )
-from gracepoint.errors import BarrierError, GracepointError, HostStateLost, Preempted
+from gracepoint.errors import BarrierError, GracepointError, HostStateLost, Preempted, SaveFailed
 from gracepoint.multihost import Agreement
 from gracepoint.preemption.forecast import Forecaster
 from gracepoint.preemption.outcome import Outcome, Shared
@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 _FLUSH_S = 3.0
 _GATHER_S = 3.0
+#: With fewer seconds left, nothing is begun in place of an evacuation that failed.
+_BEGUN_S = 0.5
 #: Stages are reported over at most so many processes, evenly spread.
 _STAGES_OF = 32
 
@@ -149,8 +151,14 @@ class EmergencySave:
         return chosen
 
     def _choose_instead(self, sent: _Sent) -> Plan:
-        """Returns what all processes do after some part of the step could not be sent, in the time that is left."""
+        """Returns what all processes do after some part of the step could not be sent, in the time that is left.
+
+        Raises:
+            SaveFailed: There is hardly any.
+        """
         assert self._everywhere is not None  # else it was not sent
+        if sent.left_s < _BEGUN_S:
+            raise SaveFailed(f"the step was not sent to snapshot servers: {sent.error}")
         now = dataclasses.replace(self._everywhere, evacuation=None, left_s=sent.left_s, drain_s=0.0)
         instead = plan(now)
         instead = dataclasses.replace(instead, reason=f"{sent.error}; {instead.reason}")

@@ -492,6 +492,7 @@ class PartCopies:
         self._before = before
         self._fingerprint = fingerprint
         self._starts: dict[str, str] = {}  # which start of a server took the first file, by address
+        self._files = 0
         self._lock = threading.Lock()
 
     @property
@@ -561,9 +562,14 @@ class PartCopies:
     def _each(
         self, send: Callable[[ServerAt, Deadline], StoredValue], go_on: Callable[[], None]
     ) -> Iterator[tuple[ServerAt, StoredValue]]:
-        """Calls ``send`` for each server that is left, and yields what it returned."""
+        """Calls ``send`` for each server that is left, and yields what it returned.
+
+        They take turns to be the first, so that the threads which send files keep the links to all of them busy.
+        """
         with self._lock:
-            targets = list(self._targets)
+            first = self._files % max(1, len(self._targets))
+            targets = self._targets[first:] + self._targets[:first]
+            self._files += 1
         for server in targets:
             try:
                 stored = send(server, _following(go_on))

@@ -11,6 +11,7 @@ import pytest
 
 from gracepoint.checksum import crc32
 from gracepoint.snapshots.exchange import SnapshotDamaged, SnapshotsUnavailable
+from gracepoint.snapshots.snapshot_client import SnapshotClient
 from gracepoint.snapshots.snapshot_servers import (
     PartCopies,
     PartName,
@@ -73,6 +74,24 @@ def test_a_part_goes_to_all_servers_and_is_found_by_its_done_record(pair: tuple[
     for served in pair:
         assert read(servers, found.name.file("default/w/0.0"), BIG, served.at) == data
         assert read(servers, found.name.file("host state/process ü.json"), 2, served.at) == b"{}"
+
+
+def test_files_go_to_another_server_first_by_turns_so_that_all_links_are_busy(
+    pair: tuple[Served, Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers, asked = view(placed(pair)), list[str]()
+    part, client = servers.begin(7, 0, "a.7", {}), servers.client
+
+    def noted(server: ServerAt) -> SnapshotClient:
+        asked.append(server.node)
+        return client(server)
+
+    monkeypatch.setattr(servers, "client", noted)
+    for path in ("x", "y"):
+        put(part, path, b"12")
+    one, other = (served.at.node for served in pair)
+    assert asked == [one, other, other, one]
+    assert part.nodes == (one, other)
 
 
 def test_a_part_without_its_done_record_is_not_found(pair: tuple[Served, Served]) -> None:

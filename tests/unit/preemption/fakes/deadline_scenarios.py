@@ -108,7 +108,7 @@ SCENARIOS = [
     Scenario(100, 4, 27, 0.2, 10, W, 0.05, Choice.CANCEL_AND_SAVE, 0, 24),
     Scenario(160, 4, 27, 0.2, 25, W, 0.9, Choice.PROMOTE, 25, 24),
     Scenario(160, 4, 27, 0.2, None, None, 0, Choice.EVACUATE, 0, 24),
-    Scenario(160, 4, 27, 0.2, None, None, 0, Choice.IMPOSSIBLE, 0, 30),
+    Scenario(160, 4, 27, 0.2, None, None, 0, Choice.EVACUATE, 0, 30),
     # A maintenance event an hour ahead; a grace period of a second.
     Scenario(1000, 4, 3600, 10, 50, W, 0.1, Choice.FINISH_IN_FLIGHT, 0),
     Scenario(1, 4, 1, 0.01, None, None, 0, Choice.SAVE_NOW, 0),
