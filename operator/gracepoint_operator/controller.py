@@ -37,7 +37,7 @@ from gracepoint_operator.cache.indexes import version_of
 from gracepoint_operator.cache.relister import ALWAYS, Relister, Swept, WorkloadRefresh
 from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.channel.authentication import Authenticator
-from gracepoint_operator.channel.notifier import HintNotifier, Notifier, SnapshotNotifier, TrustNotifier
+from gracepoint_operator.channel.notifier import Notifier, SnapshotNotifier, TrustNotifier
 from gracepoint_operator.channel.reports import ReportHandler
 from gracepoint_operator.channel.service import Channel
 from gracepoint_operator.channel.subscribers import Subscribers
@@ -261,8 +261,7 @@ class Reconciler:
     Args:
         api: Asked why pods were deleted.
         cache: What is known of the cluster.
-        notifier: Carries out decisions about preemptions.
-        hint_notifier: Sends hints.
+        notifier: Carries out decisions about preemptions, and sends hints.
         writers: Write what was decided to the API server.
         clock: Seconds since the epoch.
         settings: How many gangs are notified of signals that are not certain.
@@ -279,7 +278,6 @@ class Reconciler:
         api: KubeClient,
         cache: ClusterCache,
         notifier: Notifier,
-        hint_notifier: HintNotifier,
         writers: Writers,
         clock: Callable[[], float],
         settings: ControllerSettings,
@@ -288,7 +286,6 @@ class Reconciler:
         self._cache = cache
         self._snapshot_notifier = snapshot_notifier
         self._notifier = notifier
-        self._hint_notifier = hint_notifier
         self._writers = writers
         self._clock = clock
         self._settings = settings
@@ -323,7 +320,7 @@ class Reconciler:
 
     def _carry_out(self, uid: str, gang: GangSnapshot, now: float) -> None:
         waits = False
-        self._hint_notifier.notify(gang)
+        self._notifier.hints.notify(gang)
         for decision in decide(gang, now, self._is_held_back):
             match decision:
                 case Check():
@@ -346,7 +343,7 @@ class Reconciler:
     def notify_hints(self, uid: str) -> None:
         """Notifies new subscribers of a workload of the hints that they have missed, and of their snapshot servers."""
         gang = self._cache.gang(uid)
-        self._hint_notifier.notify(gang)
+        self._notifier.hints.notify(gang)
         if self._snapshot_notifier is not None:
             self._snapshot_notifier.notify(gang)
 
@@ -441,12 +438,11 @@ class Controller:
         self.notifier = Notifier(
             self.cache, self.subscribers, self.writers.acknowledgements, self.writers.preemptions, metrics, clock
         )
-        hint_notifier = HintNotifier(self.subscribers)
         self.trust_notifier = TrustNotifier(self.subscribers)
         self.capability_keys = CapabilityKeys()
         self.snapshot_holdings, self.snapshot_notifier = self._new_snapshots(settings)
         self._reconciler = Reconciler(
-            api, self.cache, self.notifier, hint_notifier, self.writers, clock, settings, self.snapshot_notifier
+            api, self.cache, self.notifier, self.writers, clock, settings, self.snapshot_notifier
         )
         self._decisions = self._reconciler.queue
         self.evictions = EvictionHold(
@@ -503,9 +499,6 @@ class Controller:
             self.subscribers,
             servers,
             self.writers.snapshots,
-            self.capability_keys,
-            settings.snapshots,
-            name,
             self.metrics,
             self._clock,
         )

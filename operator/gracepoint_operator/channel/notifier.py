@@ -34,11 +34,10 @@ from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption_record import PreemptionRecord
 from gracepoint_operator.recording.preemption_writer import AcknowledgementLog, PreemptionWriter
-from gracepoint_operator.recording.snapshot_holdings import SnapshotHoldings, SnapshotSettings
+from gracepoint_operator.recording.snapshot_holdings import SnapshotHoldings
 from gracepoint_operator.recording.trouble_recorder import SnapshotRecorder
 from gracepoint_operator.signals import Signal
 from gracepoint_operator.trust.bundle import CAPABILITY_S
-from gracepoint_operator.trust.certificates import CapabilityKeys
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +65,7 @@ class Notifier:
     Attributes:
         ready: True once the cluster is known. Until then nobody is served.
         joined: UIDs of workloads with new subscribers, which have missed all hints. The controller empties it.
+        hints: Sends hints.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Notifier:
         self._clock = clock
         self.ready = False
         self.joined: set[str] = set()
+        self.hints = HintNotifier(subscribers)
 
     def carry_out(self, decision: StartPreemption | Move | End | Reached) -> None:
         """Carries out one decision about a preemption."""
@@ -445,11 +446,8 @@ class SnapshotNotifier:
     Args:
         cache: What is known of the cluster.
         subscribers: The pods that are connected to this replica.
-        servers: Know what the servers hold.
+        servers: Know the servers, and what they hold.
         recorder: Records what is safe.
-        keys: Make capabilities.
-        settings: The port of the servers, and their name.
-        server_name: The name in their certificates.
         metrics: Counts placements.
         clock: Seconds since the epoch.
     """
@@ -460,9 +458,6 @@ class SnapshotNotifier:
         subscribers: Subscribers,
         servers: SnapshotHoldings,
         recorder: SnapshotRecorder,
-        keys: CapabilityKeys,
-        settings: SnapshotSettings,
-        server_name: str,
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
@@ -470,9 +465,7 @@ class SnapshotNotifier:
         self._subscribers = subscribers
         self._servers = servers
         self._recorder = recorder
-        self._keys = keys
-        self._settings = settings
-        self._server_name = server_name
+        self._keys = servers.keys
         self._metrics = metrics
         self._clock = clock
         self._due: set[str] = set()  # UIDs of workloads
@@ -566,7 +559,7 @@ class SnapshotNotifier:
             return
         copies = gang.policy.spec.checkpoint.memory.copies
         chosen = self._chosen(gang, copies)
-        address = self._settings.address
+        address = self._servers.settings.address
         written = {self._writable[node].uid for nodes in chosen.values() for node in nodes}
         # Also if all of them are connected to the other replica: after a restart they may come to this one.
         self._servers.placed(gang.workload_uid, gang.processes[0].namespace, written)
@@ -651,7 +644,7 @@ class SnapshotNotifier:
             pod_uid=subscriber.hello.pod_uid,
             session=subscriber.hello.session,
             capability=capability,
-            server_name=self._server_name,
+            server_name=self._servers.server_name,
             write_to=write,
             read_from=read,
             reason=reason,

@@ -116,6 +116,9 @@ class SnapshotHoldings:
         authorities: Returns the authorities to trust, as PEM.
         metrics: Gets figures.
         clock: Seconds since the epoch.
+
+    Attributes:
+        settings, server_name, keys: As above.
     """
 
     def __init__(
@@ -129,9 +132,9 @@ class SnapshotHoldings:
         clock: Callable[[], float],
     ) -> None:
         self._index = index
-        self._settings = settings
-        self._server_name = server_name
-        self._keys = keys
+        self.settings = settings
+        self.server_name = server_name
+        self.keys = keys
         self._authorities = authorities
         self._metrics = metrics
         self._clock = clock
@@ -147,7 +150,7 @@ class SnapshotHoldings:
     @property
     def is_known(self) -> bool:
         """Whether it is known where values are: every server was asked, or has not answered for long."""
-        if self._began_s is None or not self._keys.keys:
+        if self._began_s is None or not self.keys.keys:
             return False
         late = asyncio.get_running_loop().time() - self._began_s >= _KNOWN_AFTER_S
         return late or all(uid in self._next_s for uid, server in self._index.by_uid.items() if server.serves)
@@ -192,7 +195,7 @@ class SnapshotHoldings:
             self._began_s = now_s
         self._forget_gone()
         self._show()
-        if self._keys.keys and self._authorities():
+        if self.keys.keys and self._authorities():
             self._waiting = collections.deque(self._due(lives, now_s))
             self._begin_waiting()
 
@@ -289,7 +292,7 @@ class SnapshotHoldings:
         Raises:
             NotAnswered: There is no answer, or it is a refusal.
         """
-        capability = self._keys.write(
+        capability = self.keys.write(
             Capability(
                 namespace=namespace,
                 workload=workload,
@@ -303,7 +306,7 @@ class SnapshotHoldings:
         try:
             async with asyncio.timeout(_WITHIN_S):
                 return await _conversation(
-                    server.host, self._settings.port, self._tls(), self._server_name, capability or "", request
+                    server.host, self.settings.port, self._tls(), self.server_name, capability or "", request
                 )
         except TimeoutError as error:
             raise NotAnswered(f"no answer within {_WITHIN_S:.0f} s") from error

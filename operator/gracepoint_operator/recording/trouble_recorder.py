@@ -11,6 +11,7 @@ says so (``follow``). A gang that still has trouble reports it again with each f
 
 from __future__ import annotations
 
+import abc
 import collections
 import dataclasses
 import functools
@@ -54,6 +55,30 @@ class RecorderContext:
     interval_s: float
 
 
+class Recorder(abc.ABC):
+    """What the recorders of gangs share: what they read and write, and the queue of their Events.
+
+    Args:
+        context: What all recorders share.
+        subject: What the Events are about, for the log.
+    """
+
+    def __init__(self, context: RecorderContext, subject: str) -> None:
+        self._cache = context.cache
+        self._policy_writer = context.policy_writer
+        self._events = context.events
+        self._metrics = context.metrics
+        self._clock = context.clock
+        self._write_queue = WriteQueue(subject, self._write, context.metrics, context.interval_s)
+
+    async def close(self, timeout_s: float) -> None:
+        await self._write_queue.close(timeout_s)
+
+    @abc.abstractmethod
+    async def _write(self, key: Key) -> None:
+        """Posts what is new of a workload, by namespace and UID."""
+
+
 @dataclasses.dataclass(frozen=True)
 class _KnownTrouble:
     workload: Workload
@@ -62,7 +87,7 @@ class _KnownTrouble:
     at: float
 
 
-class TroubleRecorder:
+class TroubleRecorder(Recorder):
     """Records saves and deletions that fail: in conditions, Events and metrics.
 
     Args:
@@ -70,17 +95,12 @@ class TroubleRecorder:
     """
 
     def __init__(self, context: RecorderContext) -> None:
-        self._cache = context.cache
-        self._policy_writer = context.policy_writer
-        self._metrics = context.metrics
+        super().__init__(context, "trouble")
         for kind in TroubleKind:  # from 0 on, so that increase() sees the first one
             self._metrics.troubles.labels(kind)
-        self._clock = context.clock
-        self._events = context.events
         # (UID of the workload, kind) -> the newest report
         self._troubles: dict[tuple[str, TroubleKind], _KnownTrouble] = {}
         self._unposted: dict[str, dict[TroubleKind, _KnownTrouble]] = {}  # UID of the workload -> what is to be posted
-        self._write_queue = WriteQueue("trouble", self._write, context.metrics, context.interval_s)
 
     def take(self, pod: Pod, trouble: Trouble) -> None:
         """Takes the report of a gang. A kind that only a later version knows is logged."""
@@ -133,9 +153,6 @@ class TroubleRecorder:
         for kind in TroubleKind:
             self._end(uid, kind)
 
-    async def close(self, timeout_s: float) -> None:
-        await self._write_queue.close(timeout_s)
-
     def _end(self, workload_uid: str, kind: TroubleKind) -> None:
         current = self._troubles.pop((workload_uid, kind), None)
         if current is not None:
@@ -169,7 +186,7 @@ class _KnownSnapshots:
     entry: WorkloadSnapshots | None = None
 
 
-class SnapshotRecorder:
+class SnapshotRecorder(Recorder):
     """Records what of gangs is safe in snapshot servers: in the policy's status, in Events, and in metrics.
 
     What process 0 reports counts, for as long as it is connected to this replica. ``look`` is called now and then, as a
@@ -180,15 +197,10 @@ class SnapshotRecorder:
     """
 
     def __init__(self, context: RecorderContext) -> None:
-        self._cache = context.cache
-        self._policy_writer = context.policy_writer
-        self._metrics = context.metrics
-        self._clock = context.clock
-        self._events = context.events
+        super().__init__(context, "snapshots")
         self._reported: dict[str, _KnownSnapshots] = {}  # by UID of the workload
         self._lacking: dict[str, str] = {}  # by UID of the workload
         self._unposted: dict[str, WorkloadSnapshots] = {}  # by UID of the workload
-        self._write_queue = WriteQueue("snapshots", self._write, context.metrics, context.interval_s)
 
     def take(self, pod: Pod, report: SnapshotReport) -> None:
         """Takes the report of a process.
@@ -241,9 +253,6 @@ class SnapshotRecorder:
         if current is not None:
             self._metrics.show_snapshot_age(current.workload.namespace, current.workload.name, None)
 
-    async def close(self, timeout_s: float) -> None:
-        await self._write_queue.close(timeout_s)
-
     def _look_at(self, current: _KnownSnapshots) -> None:
         workload, before = current.workload, current.entry
         policy = self._cache.policy_of(workload)
@@ -291,7 +300,7 @@ class _KnownStall:
         return [self.pod.name] if self.stall.beside else self.stall.pods or []
 
 
-class StallRecorder:
+class StallRecorder(Recorder):
     """Records gangs that make no progress: in the policy's condition, in an Event on the workload, and in metrics.
 
     A gang reports its stall once. A process next to a trainer, which watches it from outside, reports that pod alone.
@@ -305,15 +314,10 @@ class StallRecorder:
     """
 
     def __init__(self, context: RecorderContext) -> None:
-        self._cache = context.cache
-        self._policy_writer = context.policy_writer
-        self._metrics = context.metrics
-        self._clock = context.clock
-        self._events = context.events
+        super().__init__(context, "stall")
         # UID of the workload -> UID of the pod that is looked at, empty for the gang -> its stall.
         self._stalled: dict[str, dict[str, _KnownStall]] = {}
         self._latest: dict[str, _KnownStall] = {}  # UID of the workload -> what is to be posted
-        self._write_queue = WriteQueue("stall", self._write, context.metrics, context.interval_s)
 
     def take(self, pod: Pod, stall: Stall) -> str | None:
         """Takes the report of a stall. Returns all stalls of the gang, in sentences. None: there is none."""
@@ -368,9 +372,6 @@ class StallRecorder:
             if not kept:
                 del self._stalled[workload_uid]
             self._show(workload)
-
-    async def close(self, timeout_s: float) -> None:
-        await self._write_queue.close(timeout_s)
 
     def _show(self, workload: Workload) -> None:
         self._metrics.stalled.set(len(self._stalled))

@@ -20,14 +20,14 @@ from gracepoint_operator.decisions.waiting import NAMED_AFTER_S, EventSaid, Star
 from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import JsonObject, KubeClient
 from gracepoint_operator.kube.objects import Pod, format_time, parse_time, text, true_conditions
-from gracepoint_operator.kube.write_queue import Key, WriteQueue
+from gracepoint_operator.kube.write_queue import Key
 from gracepoint_operator.logs import about, seldom
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.read_errors import Unreadable, reading
 from gracepoint_operator.recording.event_recorder import EventRecorder
 from gracepoint_operator.recording.preemption_writer import PreemptionWriter
-from gracepoint_operator.recording.trouble_recorder import RecorderContext
+from gracepoint_operator.recording.trouble_recorder import Recorder, RecorderContext
 from gracepoint_operator.resources import CheckpointPolicy, WorkloadWaits
 from gracepoint_operator.workloads import Workload
 
@@ -252,7 +252,7 @@ class _WaitingGang:
     rests_until: float = 0.0
 
 
-class WaitRecorder:
+class WaitRecorder(Recorder):
     """Records what gangs wait for before all their processes run.
 
     Args:
@@ -265,14 +265,10 @@ class WaitRecorder:
     def __init__(
         self, context: RecorderContext, api: KubeClient, preemption_writer: PreemptionWriter, lost_pods: LostPods
     ) -> None:
+        super().__init__(context, "wait")
         self._api = api
-        self._cache = context.cache
-        self._policy_writer = context.policy_writer
         self._preemption_writer = preemption_writer
-        self._events = context.events
         self._lost_pods = lost_pods
-        self._metrics = metrics = context.metrics
-        self._clock = context.clock
         self._known: dict[str, _WaitingGang] = {}  # by the workload's UID
         self._ended: dict[str, tuple[Workload, str]] = {}  # of what an Event has to say that it is over
         # The gangs with waits that are shown, by policy, and of each kind since when each of them waits. Thousands may
@@ -280,9 +276,8 @@ class WaitRecorder:
         self._of_policy: dict[Key, dict[str, _WaitingGang]] = {}
         self._since: dict[WaitKind, OldestFirst] = {kind: OldestFirst() for kind in WaitKind}
         for kind in WaitKind:
-            metrics.waiting.labels(kind)
-            metrics.waiting_s.labels(kind).set_function(functools.partial(self._longest_s, kind))
-        self._write_queue = WriteQueue("wait", self._write, metrics, context.interval_s)
+            self._metrics.waiting.labels(kind)
+            self._metrics.waiting_s.labels(kind).set_function(functools.partial(self._longest_s, kind))
 
     def observe(self, gang: GangSnapshot) -> float | None:
         """Looks at a gang. Returns when to look again even if nothing changes. None: there is no need."""
@@ -325,9 +320,6 @@ class WaitRecorder:
         self._lost_pods.forget(uid)
         if (waiting_gang := self._known.pop(uid, None)) is not None and waiting_gang.shown:
             self._pass_on(waiting_gang.workload)
-
-    async def close(self, timeout_s: float) -> None:
-        await self._write_queue.close(timeout_s)
 
     def _look_s(self, waiting_gang: _WaitingGang) -> float:
         """For how long a gang is not looked at again. Pods of lost nodes hold up a restart, so these do not take turns.

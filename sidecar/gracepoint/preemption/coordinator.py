@@ -33,7 +33,7 @@ from gracepoint.preemption.stall_watch import StallReports, StragglerSearch
 from gracepoint.preemption.substitute import Substitute
 from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.receivers import Hints, Mailbox, Receiver
-from gracepoint.receivers.operator import Place, ReceiverSet
+from gracepoint.receivers.operator import ReceiverSet
 from gracepoint.settings import Settings
 
 if TYPE_CHECKING:
@@ -80,7 +80,6 @@ class Coordinator:
         clock: Returns monotonic seconds.
         time_spent: What the time of this process goes into.
         receiver: Brings notices from one more source. None if there is none.
-        place: As of ``ReceiverSet.listen``.
 
     Attributes:
         step: The step that training has reached. The session sets it; all threads read it.
@@ -103,7 +102,6 @@ class Coordinator:
         clock: Callable[[], float],
         time_spent: TimeSpent,
         receiver: Receiver | None = None,
-        place: Place | None = None,
     ) -> None:
         gang, store, pods = meeting.gang, meeting.store, PodNames(meeting.members)
         me, count = gang.process_index, gang.process_count
@@ -163,6 +161,8 @@ class Coordinator:
         # Last, what this process itself is notified of: all that it may set off is there.
         publisher = NoticePublisher(mailbox, self._agreement, me, clock)
         mailbox.listen(publisher.posted, publisher.retracted)
+        memory = checkpointer.memory
+        place = None if memory is None else memory.servers.take
         try:
             self._receivers.listen(
                 session, gang, notify_jax, self._on_caught, time_spent.spent, self.forecaster.stalled_s, place

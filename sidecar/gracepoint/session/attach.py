@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gracepoint import machine, trace
 from gracepoint import trace as tracing
 from gracepoint.arguments import shown
-from gracepoint.errors import SettingsError, WireError
+from gracepoint.errors import SettingsError
 from gracepoint.multihost import global_state, join, meet
 from gracepoint.multihost.membership import PodNames
 from gracepoint.multihost.rendezvous import leaving_on_sigterm
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from gracepoint.checkpoint import WriteOptions
     from gracepoint.checkpoint.saving.memory_snapshots import MemorySettings
     from gracepoint.snapshots.snapshot_servers import SnapshotServers
-    from gracepoint.wire.frames import SnapshotPlacement
 
 #: Placeholders in the directory of a policy, which the operator replaces.
 _PLACEHOLDERS = ("{namespace}", "{jobset}")
@@ -345,7 +344,6 @@ def _opened(
                     start=dataclasses.replace(start, last_unix_s=meeting.last_started_unix_s),
                     receiver=receiver,
                     programs=programs,
-                    place=None if servers is None else functools.partial(_place, servers),
                 )
         except BaseException as error:
             checkpointer.abandon(str(error), timeout_s=0.0)
@@ -374,30 +372,6 @@ def _memory(settings: Settings, servers: SnapshotServers) -> MemorySettings:
 
     schedule = SaveSchedule(settings.snapshot_every_steps, settings.snapshot_every_s)
     return MemorySettings(servers, schedule, settings.snapshot_copies)
-
-
-def _place(servers: SnapshotServers, placement: SnapshotPlacement, authorities: str) -> None:
-    """Takes a placement, in the thread that reads notices."""
-    from gracepoint.snapshots.snapshot_servers import ServerAt, ServerPlacement
-
-    logger.info(
-        "snapshot servers write_to=%s read_from=%d reason=%s",
-        ",".join(placement.write_to) or "none",
-        len(placement.read_from),
-        placement.reason,
-    )
-    try:
-        servers.place(
-            ServerPlacement(
-                capability=placement.capability,
-                server_name=placement.server_name,
-                authorities=authorities,
-                write=tuple(ServerAt(*server) for server in placement.write_to.items()),
-                read=tuple(ServerAt(*server) for server in placement.read_from.items()),
-            )
-        )
-    except WireError as error:  # a newer operator wrote it
-        logger.error("a placement of snapshots cannot be read, and the one before stays error=%s", error)
 
 
 def _away_s(settings: Settings) -> float:

@@ -31,7 +31,6 @@ from gracepoint.multihost.utilities import set_reached_preemption_hook
 from gracepoint.preemption.coordinator import ActiveNotice, Coordinator
 from gracepoint.preemption.time_spent import ProcessStart, TimeSpent
 from gracepoint.receivers import Receiver
-from gracepoint.receivers.operator import Place
 from gracepoint.session.compilation import Compilations, CompiledFunction, ProgramWatch
 from gracepoint.session.periodic_saves import PeriodicSaves, PeriodicSnapshots
 from gracepoint.session.starting_point import RESTORE_TIMEOUT_S, DataIterator, HostStates, RestoredFrom, start_from
@@ -124,7 +123,6 @@ class Session:
         programs: ProgramWatch,
         start: ProcessStart | None = None,
         receiver: Receiver | None = None,
-        place: Place | None = None,
     ) -> None:
         global _open
         self._settings = settings
@@ -146,7 +144,6 @@ class Session:
             clock=clock,
             time_spent=TimeSpent(clock, start, lambda: programs.programs.newest_s),
             receiver=receiver,
-            place=place,
         )
         self._forecaster = self._coordinator.forecaster
         self._hints = self._coordinator.hints

@@ -37,6 +37,7 @@ from gracepoint.snapshots.exchange import (
 )
 from gracepoint.snapshots.snapshot_client import SnapshotClient
 from gracepoint.wire.capability import unproven_capability
+from gracepoint.wire.frames import SnapshotPlacement
 
 logger = logging.getLogger(__name__)
 
@@ -215,6 +216,27 @@ class SnapshotServers:
         for client in ended:
             client.close()
 
+    def take(self, placement: SnapshotPlacement, authorities: str) -> None:
+        """Takes a placement as the operator sent it. ``authorities`` is PEM."""
+        logger.info(
+            "snapshot servers write_to=%s read_from=%d reason=%s",
+            ",".join(placement.write_to) or "none",
+            len(placement.read_from),
+            placement.reason,
+        )
+        try:
+            self.place(
+                ServerPlacement(
+                    capability=placement.capability,
+                    server_name=placement.server_name,
+                    authorities=authorities,
+                    write=tuple(ServerAt(*server) for server in placement.write_to.items()),
+                    read=tuple(ServerAt(*server) for server in placement.read_from.items()),
+                )
+            )
+        except WireError as error:  # a newer operator wrote it
+            logger.error("a placement of snapshots cannot be read, and the one before stays error=%s", error)
+
     @property
     def placement(self) -> ServerPlacement | None:
         """The newest placement. None if none has come."""
@@ -330,10 +352,9 @@ class SnapshotServers:
         for server in written:
             try:
                 deadline = Deadline.after(_DROP_TIMEOUT_S, time.monotonic)
-                for place in [value.place for value in _done_records(self.client(server), deadline)]:
-                    name = PartName(place.step, place.attempt, place.part, place.path.removeprefix(f"{_DONE}/"))
+                for name, _ in list(_done_records(self.client(server), deadline)):
                     other = name.save.rpartition(".")[0]
-                    if place.step > step and other != start and other.endswith(of):
+                    if name.step > step and other != start and other.endswith(of):
                         for folder in (name.done, name.folder):
                             self.client(server).drop(folder, deadline)
             except OSError as error:
@@ -346,7 +367,7 @@ class SnapshotServers:
             return []
         deadline = Deadline.after(timeout_s, time.monotonic)
 
-        def look(server: ServerAt) -> list[StoredValue]:
+        def look(server: ServerAt) -> list[tuple[PartName, StoredValue]]:
             try:
                 return list(_done_records(self.client(server), deadline))
             except OSError as error:
@@ -357,11 +378,8 @@ class SnapshotServers:
         copies_of: dict[PartName, list[tuple[ServerAt, StoredValue]]] = {}
         workers = min(_ASKED_AT_ONCE, len(placement.servers))
         with concurrent.futures.ThreadPoolExecutor(workers, "gracepoint: finds snapshots") as threads:
-            for server, values in zip(placement.servers, threads.map(look, placement.servers), strict=True):
-                for value in values:
-                    place = value.place
-                    save = place.path.removeprefix(f"{_DONE}/")
-                    name = PartName(place.step, place.attempt, place.part, save)
+            for server, records in zip(placement.servers, threads.map(look, placement.servers), strict=True):
+                for name, value in records:
                     copies_of.setdefault(name, []).append((server, value))
         return [
             FoundPart(
@@ -602,8 +620,8 @@ class PartCopies:
             )
 
 
-def _done_records(client: SnapshotClient, deadline: Deadline) -> Iterator[StoredValue]:
-    """Yields the done-records that a server has: the first keys of each part."""
+def _done_records(client: SnapshotClient, deadline: Deadline) -> Iterator[tuple[PartName, StoredValue]]:
+    """Yields the parts that a server has with their done-records: the first keys of each part."""
     after = ""
     while page := client.page("", after, deadline):
         place = page[0].place
@@ -611,7 +629,7 @@ def _done_records(client: SnapshotClient, deadline: Deadline) -> Iterator[Stored
         for value in page:
             if not value.key.startswith(f"{part}{_DONE}/"):
                 break
-            yield value
+            yield PartName(place.step, place.attempt, place.part, value.key.removeprefix(f"{part}{_DONE}/")), value
         after = f"{part}\x7f"  # behind all keys of the part
 
 

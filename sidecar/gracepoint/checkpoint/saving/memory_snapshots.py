@@ -40,7 +40,7 @@ from gracepoint.checkpoint.saving.part import begun
 from gracepoint.checkpoint.saving.planner import PreparedSave, SavePlanner, SaveSettings
 from gracepoint.checkpoint.saving.schedule import DueSaves, SaveInterval, SaveSchedule
 from gracepoint.checkpoint.saving.snapshot_save import InMemory, SnapshotSave
-from gracepoint.checkpoint.steps.snapshot_steps import key_of
+from gracepoint.checkpoint.steps.snapshot_steps import key_of, steps_of
 from gracepoint.checkpoint.storage.snapshot_path import OwnPart, SnapshotPath
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.checkpoint.writing.job import SaveSource
@@ -121,8 +121,7 @@ class MemorySnapshots:
         settings: Where snapshots go, and when.
         gang: The processes that save together.
         attempt: Unique for each start of the gang; the same in all its processes.
-        directory: What ``steps_of`` says of the directory that the saves go to.
-        item: Name of the train state's item.
+        paths: Where the saves to storage go.
         saves: What holds for the saves to storage.
         clock: Returns monotonic seconds.
         newest_save: Returns the newest save to storage, whose copy a snapshot of the same step shares.
@@ -140,18 +139,18 @@ class MemorySnapshots:
         gang: ProcessGroup,
         *,
         attempt: str,
-        directory: str,
-        item: str,
+        paths: Layout,
         saves: SaveSettings,
         clock: Callable[[], float],
         newest_save: Callable[[], SnapshotSave | None],
     ) -> None:
+        directory = steps_of(paths)
         attempt = f"{attempt}-{directory}"
         self._key = key = f"checkpoint/{attempt}/snapshots"
         options = _plain(saves.options)
         self.servers = settings.servers
         self._own = OwnPart(settings.servers, gang.process_index)
-        self._paths = Layout(SnapshotPath(self._own, ""), item=item)
+        self._paths = Layout(SnapshotPath(self._own, ""), item=paths.item)
         self._gang = gang
         self._attempt, self._directory = attempt, directory
         self._planner = SavePlanner(gang, f"{attempt}-memory", dataclasses.replace(saves, options=options, sends=True))
