@@ -28,6 +28,7 @@ from gracepoint.checkpoint.restoring.restore_step import (
     ItemsRequest,
     Reshard,
     Restored,
+    StateRequest,
     find_in_memory,
     restore_base,
     restore_from_memory,
@@ -373,8 +374,8 @@ class StepCheckpointer:
             step: The only step that may be restored. None: the newest.
             restore_args: See ``read_tree``.
             options: See ``RestoreOptions``.
-            reshard: See ``restore_newest``.
-            required: See ``restore_newest``.
+            reshard: See ``StateRequest``.
+            required: See ``StateRequest``.
             items: The items to restore next to the state.
             tidy: Whether to delete old steps and unfinished saves afterwards, as retention says. False if another job
                 may use the directory.
@@ -401,13 +402,13 @@ class StepCheckpointer:
         self.executor.wait(deadline.remaining_s())
         self._committed.settle(deadline.remaining_s())  # so that no step is renamed while it is read below
         gang, key, restored = self._gang, f"{self._restore_key}/{self._restores}", None
-        how_to_read: dict[str, Any] = {
-            "restore_args": restore_args,
-            "options": options.with_handlers(self._handlers),
-            "reshard": reshard,
-            "required": required,
-            "same_devices": same_devices,
-        }
+        request = StateRequest(
+            restore_args=restore_args,
+            options=options.with_handlers(self._handlers),
+            reshard=reshard or {},
+            required=required,
+            same_devices=same_devices,
+        )
         in_memory = NONE_IN_MEMORY
         if self.memory is not None and step is None:
             in_memory = find_in_memory(
@@ -419,7 +420,7 @@ class StepCheckpointer:
                 with contextlib.suppress(StorageAway):  # it may be there by now, and have a newer step
                     self.access.claim_later(answer_s=_ANSWERS_S)
                 if self.access.is_put_off:
-                    restored = restore_from_memory(newest, like, gang=gang, key=key, deadline=deadline, **how_to_read)
+                    restored = restore_from_memory(newest, like, request, gang=gang, key=key, deadline=deadline)
                     in_memory = NONE_IN_MEMORY
             if restored is None and self.access.is_put_off:
                 self.access.claim_later()
@@ -428,6 +429,7 @@ class StepCheckpointer:
                 restored = restore_newest(
                     self._paths,
                     like,
+                    request,
                     gang=gang,
                     key=key,
                     attempt=self._attempt,
@@ -438,7 +440,6 @@ class StepCheckpointer:
                     items=items,
                     base=None if base is None else storage_path(base),
                     in_memory=in_memory,
-                    **how_to_read,
                 )
         began_at = 0 if restored is None else restored.step
         # What is in memory alone is written at once: servers come and go, and training would hardly notice.

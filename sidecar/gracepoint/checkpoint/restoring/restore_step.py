@@ -156,6 +156,27 @@ class ItemsRequest:
 NO_ITEMS = ItemsRequest()
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StateRequest:
+    """How the state and the host state are restored.
+
+    Attributes:
+        restore_args: See ``read_tree``.
+        options: See ``read_tree``.
+        reshard: Functions that convert host state values to another number of processes, by the value's name.
+        required: Names of host state values that must not be lost; see ``own_host_state``.
+        same_devices: Whether a step that accelerators saved is refused where JAX has fallen back to the CPU.
+        with_host_state: Whether the host state is read at all.
+    """
+
+    restore_args: Any = None
+    options: RestoreOptions = DEFAULT_RESTORE_OPTIONS
+    reshard: Mapping[str, Reshard] = dataclasses.field(default_factory=dict)
+    required: Collection[str] = ()
+    same_devices: bool = False
+    with_host_state: bool = True
+
+
 def restore_items(stored: StoredTree, request: ItemsRequest, deadline: Deadline) -> dict[str, Any]:
     """Returns the items by name. The handlers run in a thread that ends with their work.
 
@@ -256,21 +277,17 @@ def _by_age(listing: Listing, in_memory: InMemorySteps) -> tuple[Listing | None,
 def restore_newest(
     paths: Layout,
     like: Any,
+    request: StateRequest,
     *,
     gang: ProcessGroup,
     key: str,
     attempt: str,
     deadline: Deadline,
     sleep: Callable[[float], object],
-    restore_args: Any = None,
-    options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
-    reshard: Mapping[str, Reshard] | None = None,
-    required: Collection[str] = (),
     only: int | None = None,
     items: ItemsRequest = NO_ITEMS,
     holds_lease: bool = False,
     base: StoragePath | None = None,
-    same_devices: bool = False,
     in_memory: InMemorySteps = NONE_IN_MEMORY,
 ) -> Restored | None:
     """Restores the newest step that all processes can read. Returns None if nothing looks like a checkpoint.
@@ -278,25 +295,21 @@ def restore_newest(
     Args:
         paths: The directory of the steps.
         like: See ``read_tree``.
+        request: How it is restored.
         gang: The processes that restore together.
         key: Prefix of the keys that they use.
         attempt: The current attempt. Its own saves are not waited for.
         deadline: When the whole call must have ended.
         sleep: Waits for a number of seconds.
-        restore_args: See ``read_tree``.
-        options: See ``read_tree``.
-        reshard: Functions that convert host state values to another number of processes, by the value's name.
-        required: Names of host state values that must not be lost; see ``own_host_state``.
         only: The only step that may be restored. None: the newest that can be.
         items: The items to restore next to the state.
         holds_lease: Whether this process holds the lease of the directory. See ``listing.settle``.
         base: Where the state comes from if there is no step. It may be in the directory. None: from nowhere.
-        same_devices: Whether a step that accelerators saved is refused where JAX has fallen back to the CPU.
         in_memory: The steps in the memory of nodes. Not asked if there is an ``only``.
 
     Raises:
         CheckpointRefused: There is no step, and something else in the directory looks like a checkpoint. Or see
-            ``same_devices``.
+            ``StateRequest.same_devices``.
         CheckpointNotFound: There is no complete checkpoint of the step ``only``.
         CheckpointCorrupt: There are checkpoints, and none can be restored; says why for each.
         CheckpointMismatch: The newest readable step does not fit ``like``, or has lost a required host state.
@@ -319,29 +332,24 @@ def restore_newest(
         listing, in_memory = _without_others(listing, only, paths), NONE_IN_MEMORY
     restored, damage = None, None
     newest, snapshots, older = _by_age(listing, in_memory)
-    how: dict[str, Any] = {
-        "gang": gang,
-        "deadline": deadline,
-        "restore_args": restore_args,
-        "options": options,
-        "reshard": reshard,
-        "required": required,
-        "same_devices": same_devices,
-    }
     if snapshots is not None:
         if isinstance(like, transforms.FormByCall):
             like = like.form()
         if newest is not None:
             try:
-                restored = restore_listed(paths, newest, like, key=f"{key}/newest", items=items, **how)
+                restored = restore_listed(
+                    paths, newest, like, request, gang=gang, key=f"{key}/newest", deadline=deadline, items=items
+                )
             except CheckpointCorrupt as error:
                 damage = error
-        restored = restored or restore_from_memory(snapshots, like, key=key, **how)
+        restored = restored or restore_from_memory(snapshots, like, request, gang=gang, key=key, deadline=deadline)
         if restored is not None:
             return restored
         if damage is not None and not older.steps:
             raise damage
-    restored = restore_listed(paths, older, like, key=key, only=only, items=items, **how)
+    restored = restore_listed(
+        paths, older, like, request, gang=gang, key=key, deadline=deadline, only=only, items=items
+    )
     if restored is None:
         if others := [each for each in listing.look_alikes if not _is_at(base, each.path)]:
             raise foreign.refusal(paths.root, others)
@@ -402,15 +410,11 @@ def _found(root: StoragePath, step: CompleteStep) -> FoundStep:
 def restore_from_memory(
     in_memory: InMemorySteps,
     like: Any,
+    request: StateRequest,
     *,
     gang: ProcessGroup,
     key: str,
     deadline: Deadline,
-    restore_args: Any = None,
-    options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
-    reshard: Mapping[str, Reshard] | None = None,
-    required: Collection[str] = (),
-    same_devices: bool = False,
 ) -> Restored | None:
     """Restores the newest step in memory that all processes can read. None if there is none, in all processes.
 
@@ -423,15 +427,11 @@ def restore_from_memory(
             in_memory.paths,
             in_memory.listing,
             like,
+            request,
             gang=gang,
             key=f"{key}/memory",
             deadline=deadline,
-            restore_args=restore_args,
-            options=options,
-            reshard=reshard,
-            required=required,
             marks_readers=False,
-            same_devices=same_devices,
         )
     except (CheckpointMismatch, CheckpointRefused, CheckpointTooNew):
         raise
@@ -446,24 +446,18 @@ def restore_listed(
     paths: Layout,
     listing: Listing,
     like: Any,
+    request: StateRequest,
     *,
     gang: ProcessGroup,
     key: str,
     deadline: Deadline,
-    restore_args: Any = None,
-    options: RestoreOptions = DEFAULT_RESTORE_OPTIONS,
-    reshard: Mapping[str, Reshard] | None = None,
-    required: Collection[str] = (),
     only: int | None = None,
     items: ItemsRequest = NO_ITEMS,
-    with_host_state: bool = True,
     marks_readers: bool = True,
-    same_devices: bool = False,
 ) -> Restored | None:
     """Restores the newest step of a listing that all processes can read. Returns None if nothing is listed.
 
-    ``listing`` is what process 0 found, in all processes. ``like`` may be a ``FormByCall``. ``with_host_state`` is
-    False if the host state is not wanted.
+    ``listing`` is what process 0 found, in all processes. ``like`` may be a ``FormByCall``.
     ``marks_readers`` says whether the step is marked while it is read, so that retention does not delete it. The other
     arguments and the errors are those of ``restore_newest``.
     """
@@ -474,27 +468,14 @@ def restore_listed(
     standing = dict(listing.standing)
     if isinstance(like, transforms.FormByCall) and listing.steps:
         like = like.form()
-    if options.donate:
+    if request.options.donate:
         like = transforms.marked(like)  # before the loop, as the arrays may be deleted when an older step is read
 
     def attempt(step: int, key: str) -> tuple[Restored | None, str]:
         def read() -> Restored:
-            may_take_turns = readers.may_be_taken(gang, paths.root, restore_args, options)
+            may_take_turns = readers.may_be_taken(gang, paths.root, request.restore_args, request.options)
             together = ReplicaAgreement(gang, f"{key}/read", meets_first=may_take_turns)
-            return read_step(
-                paths,
-                step,
-                like,
-                restore_args,
-                together,
-                deadline,
-                options=options,
-                reshard=reshard or {},
-                required=required,
-                items=items,
-                with_host_state=with_host_state,
-                same_devices=same_devices,
-            )
+            return read_step(paths, step, like, request, together, deadline, items)
 
         subject = f"step {step} of {paths.root}"
         marks = marks_readers and gang.process_index == 0
@@ -577,16 +558,10 @@ def read_step(
     paths: Layout,
     step: int,
     like: Any,
-    restore_args: Any,
+    request: StateRequest,
     together: ReplicaAgreement,
     deadline: Deadline,
-    *,
-    options: RestoreOptions,
-    reshard: Mapping[str, Reshard],
-    required: Collection[str] = (),
     items: ItemsRequest = NO_ITEMS,
-    with_host_state: bool = True,
-    same_devices: bool = False,
 ) -> Restored:
     """Reads this process's part of a step.
 
@@ -594,18 +569,18 @@ def read_step(
         CheckpointCorrupt: A file that it reads is damaged.
         CheckpointMismatch: The step does not fit ``like`` or the number of processes.
     """
-    folder = paths.step(step)
+    folder, restore_args = paths.step(step), request.restore_args
     with in_time(folder, deadline), reporting_errors(together, restore_args, deadline):
         index, own, note = together.gang.process_index, dict[str, Any](), None
         also = [layout.host_state_file(index), *([layout.NOTE] if index == 0 else [])]
-        stored = open_tree(folder, deadline, preferred=paths.item, also=also if with_host_state else [])
-        if same_devices:
+        stored = open_tree(folder, deadline, preferred=paths.item, also=also if request.with_host_state else [])
+        if request.same_devices:
             check_devices(stored)
-        if with_host_state:
-            own = own_host_state(stored, index, together.gang.process_count, reshard, required)
+        if request.with_host_state:
+            own = own_host_state(stored, index, together.gang.process_count, request.reshard, request.required)
             note = stored.note() if index == 0 else None
         restored_items = restore_items(stored, items, deadline)
-        state = read_into(stored, like, restore_args, options=options, deadline=deadline, together=together)
+        state = read_into(stored, like, restore_args, options=request.options, deadline=deadline, together=together)
     changed = form_of_stored(stored).changes(form_of_state(state, together.gang.process_count))
     return Restored(state, step, own, stored.manifest is None, items=restored_items, changed=changed, note=note)
 
@@ -655,12 +630,10 @@ def restore_base(
         Layout(storage_path(root), names=dict(names)),
         Listing.from_text(listing),
         like,
+        StateRequest(restore_args=restore_args, options=options, with_host_state=False),
         gang=gang,
         key=key,
         deadline=deadline,
-        restore_args=restore_args,
-        options=options,
-        with_host_state=False,
         marks_readers=False,
     )
     assert restored is not None  # a listing without steps has raised
