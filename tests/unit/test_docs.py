@@ -113,6 +113,21 @@ def test_the_packages_that_the_architecture_names_are_those_of_the_code() -> Non
             assert (ROOT / folder / name).is_dir() or (ROOT / folder / f"{name}.py").is_file(), name
 
 
+def test_the_files_and_functions_of_the_architecture_s_walks_exist() -> None:
+    section = text(Path("ARCHITECTURE.md")).partition("## Five walks through the code")[2].partition("\n## ")[0]
+    folders = ("sidecar/gracepoint", "operator/gracepoint_operator")
+    sources = {path: path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    places = {place.as_posix() for path in sources for place in (path.with_suffix(""), path.parent)}
+    named = re.findall(r"`([\w.]+)`", section)
+    assert named
+    for name in named:
+        package, _, last = name.rpartition(".")
+        is_file = any(place.endswith(f"/{name.replace('.', '/')}") for place in places)
+        defined = re.compile(rf"^\s*(?:async )?(?:def|class) {last}\b", re.MULTILINE)
+        owner = re.compile(rf"^class {package}\b" if package[:1].isupper() else "", re.MULTILINE)
+        assert is_file or any(defined.search(code) and owner.search(code) for code in sources.values()), name
+
+
 def test_variables_with_the_library_s_prefix_are_settings_of_the_library() -> None:
     """It refuses all others, also where tests or a cluster for trials have variables of their own."""
     known = {*VARIABLES.values(), *(value for value in vars(Env).values() if isinstance(value, str))}
