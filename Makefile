@@ -66,7 +66,7 @@ else
 	$(PYTEST) $(ON_CLUSTER)
 endif
 
-demo: $(STAMP) ## A cluster trains, loses a node, and goes on from the very step (CLUSTER=kind or local; STORAGE=gs or s3: an object store).
+demo: $(STAMP) ## A cluster trains, loses a node and goes on from the very step, then one without notice (CLUSTER=kind or local; STORAGE=gs or s3: an object store).
 	$(PY) -m demo --provider=$(or $(CLUSTER),$(if $(STORAGE),local,auto)) $(if $(STORAGE),--storage=$(STORAGE))
 
 try: $(STAMP) ## A cluster that stays, with a protected job in it, and the commands to try with it (CLUSTER=kind or local).

@@ -12,7 +12,7 @@ from pathlib import Path
 from demo.install import REGISTRY
 from demo.narrator import Narrator
 from demo.object_store import SCHEMES
-from demo.story import VOLUME, Result, Story
+from demo.story import SNAPSHOT_STEPS, VOLUME, Result, Story
 from demo.timeline import table
 from tests import testcluster
 from tests.testcluster import Cluster, ClusterError, providers, system
@@ -20,7 +20,8 @@ from tests.testcluster import Cluster, ClusterError, providers, system
 FOLDER = Path(__file__).parents[1] / "build" / "demo"
 _KEPT_NAME = "demo"
 _EXISTING = "existing"
-_NODES = 2
+#: One whose end is announced, one that is switched off, and one for what comes after.
+_NODES = 3
 
 
 def main() -> int:
@@ -107,9 +108,19 @@ def _summary(result: Result) -> str:
         f"  final parameters   {same(result.parameters_equal)}",
         "",
     ]
+    pictures = "timeline.html"
+    if (death := result.death) is not None:
+        pictures = f"timeline.html and {FOLDER}/without-notice.html"
+        lines += [
+            f"Since {death.node} was switched off, without notice, at step {death.step}:",
+            f"  steps lost         {death.steps_lost}, of {SNAPSHOT_STEPS} between two snapshots",
+            f"  continued from     step {death.restored_step}, from {death.source}",
+            f"  training again     after {death.silent_s:.1f} s",
+            "",
+        ]
     lines += [f"  problem: {problem}" for problem in result.problems]
-    verdict = "The promise did not hold." if result.problems else "Nothing was lost."
-    return "\n".join([*lines, f"{verdict} Look at {FOLDER}/timeline.html (also .svg), and at {FOLDER}/result.json"])
+    verdict = "The promise did not hold." if result.problems else "The promise held."
+    return "\n".join([*lines, f"{verdict} Look at {FOLDER}/{pictures} (also .svg), and at {FOLDER}/result.json"])
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -18,6 +18,8 @@ TERMINATION_TAINT = {"key": "cloud.google.com/impending-node-termination", "effe
 GRACE_S = 15.0
 #: What AWS's handler puts on a node that an Auto Scaling group ends; pods get their own grace period.
 SCALE_DOWN_TAINT = {"key": "aws-node-termination-handler/asg-lifecycle-termination", "effect": "NoSchedule"}
+#: What an administrator, or a controller, puts on a node whose machine is known to be off.
+OUT_OF_SERVICE_TAINT = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
 _REQUEST_TIMEOUT_S = 10.0
 
 

@@ -41,6 +41,7 @@ def made() -> Timeline:
         observed=[Stage("nodeGone", "the node is gone", 15.2), Stage("firstStep", "first step after it is done", 9.1)],
         undisturbed=steps(1, 120, attempt=0, begin_s=-100),
         disturbed=disturbed,
+        disturbance="preempted at step 93",
     )
 
 
@@ -63,6 +64,29 @@ def test_both_runs_are_drawn_over_each_other(made: Timeline, tmp_path: Path) -> 
         "undisturbed": 3.0,
         "preempted at step 93": 3.0,
     }
-    picture.write(made, tmp_path)
+    picture.write(made, tmp_path, "timeline")
     assert "preempted at step 93" in (tmp_path / "timeline.svg").read_text()
     assert "preempted at step 93" in (tmp_path / "timeline.html").read_text()
+
+
+def test_a_node_that_is_switched_off_is_drawn_with_the_snapshot_and_what_was_lost(tmp_path: Path) -> None:
+    disturbed = steps(1, 93, attempt=1, begin_s=-9.4) + steps(81, 120, attempt=2, begin_s=9.0)
+    drawn = picture.timeline(
+        preemption(),
+        zero_unix_s=SEEN_UNIX_S - 0.2,
+        observed=[Stage("nodeGone", "switched off", 0.0), Stage("snapshot", "snapshot of step 80", -1.3)],
+        undisturbed=steps(1, 120, attempt=0, begin_s=-100),
+        disturbed=disturbed,
+        disturbance="a node was switched off at step 93",
+    )
+    made = picture.without_notice(drawn, lost=13, interval=40, restored_step=80)
+    assert {(moment.text, round(moment.at_s, 2)) for moment in made.moments} >= {
+        ("switched off", -0.2),
+        ("snapshot of step 80", -1.5),
+    }
+    assert made.facts == (
+        "13 steps trained again, of 40 between two snapshots",
+        "continued from step 80 in the memory of another node",
+    )
+    picture.write(made, tmp_path, "without-notice")
+    assert "a node was switched off at step 93" in (tmp_path / "without-notice.svg").read_text()

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
 from demo.narrator import Narrator
-from demo.story import Result, broken_promises
+from demo.story import SNAPSHOT_STEPS, Death, Result, broken_promises
 from demo.timeline import Stage
 from gracepoint_cli.timeline import STAGES
 
+DEATH = Death(node="node-2", unix_s=0.0, step=315, restored_step=280, from_memory=True, silent_s=31.25)
 HELD = Result(
     phase="Committed",
     step=40,
@@ -21,6 +23,7 @@ HELD = Result(
     parameters_equal=True,
     node_lost=True,
     stages=[Stage(name, text, 1.0) for name, text in STAGES.items()],
+    death=DEATH,
     problems=[],
 )
 
@@ -46,6 +49,28 @@ def test_each_broken_promise_is_reported(change: dict[str, object], told: str) -
     assert broken_promises(dataclasses.replace(HELD, **change), preemptions=1) == [told]  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"from_memory": False}, "expected to go on from the memory of nodes, found step 280 of storage"),
+        (
+            {"restored_step": 314 - SNAPSHOT_STEPS},
+            f"expected at most {SNAPSHOT_STEPS} steps lost with the node that was switched off, found 41",
+        ),
+    ],
+    ids=["from storage", "more than an interval"],
+)
+def test_what_a_death_without_notice_may_not_cost_is_reported(change: dict[str, Any], told: str) -> None:
+    result = dataclasses.replace(HELD, death=dataclasses.replace(DEATH, **change))
+    assert broken_promises(result, preemptions=1) == [told]
+
+
+def test_a_cluster_whose_nodes_cannot_be_switched_off_breaks_no_promise() -> None:
+    result = dataclasses.replace(HELD, death=None)
+    assert broken_promises(result, preemptions=1) == []
+    assert result.to_json()["death_without_notice"] is None
+
+
 def test_a_second_preemption_for_the_same_taint_is_announced() -> None:
     assert broken_promises(HELD, preemptions=2) == ["expected one Preemption for one taint, found 2"]
 
@@ -62,6 +87,14 @@ def test_the_result_as_json_has_what_programs_ask_for() -> None:
     assert data["seconds_to_spare"] == 3.5
     assert data["losses_bitwise_equal"] is True
     assert data["stages"]["committed"] == 1.0
+    assert data["death_without_notice"] == {
+        "step": 315,
+        "restored_step": 280,
+        "from_memory": True,
+        "steps_lost": 35,
+        "snapshot_every_steps": SNAPSHOT_STEPS,
+        "seconds_until_training": 31.25,
+    }
 
 
 def test_the_narrator_says_how_much_time_has_passed() -> None:
