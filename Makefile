@@ -103,7 +103,7 @@ format: $(STAMP) ## Formats the code.
 	$(PY) -m ruff check --fix .
 
 # Pages that people write. Tables in them that are generated are generated again.
-WRAPPED := $(wildcard *.md docs/*.md docs/decisions/*.md examples/*/*.md charts/gracepoint/*.md changelog.d/README.md)
+WRAPPED := $(wildcard *.md docs/*.md docs/decisions/*.md examples/*/*.md charts/gracepoint/*.md changelog.d/README.md release/README.md)
 wrap: $(STAMP) ## Wraps the lines of pages at 120 characters (PAGES="docs/mine.md").
 	$(PY) -m mdformat $(or $(PAGES),$(WRAPPED))
 	@$(MAKE) --no-print-directory generate

@@ -216,7 +216,7 @@ def main() -> None:
             version = write_release(ROOT / given.folder, registry=given.registry, digest=given.digest, tag=given.tag)
             print((ROOT / given.folder / SUMS).read_text())
             print(
-                f"Publish version {version} (docs/releasing.md):\n\n{commands(given.folder, version, given.registry)}"
+                f"Publish version {version} (release/README.md):\n\n{commands(given.folder, version, given.registry)}"
             )
     except ReleaseError as error:
         sys.exit(f"error: {error}")

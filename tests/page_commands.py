@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     page.relative_to(ROOT)
-    for pattern in ("*.md", "docs/**/*.md", "examples/*/*.md", "charts/gracepoint/*.md", "changelog.d/README.md")
+    for pattern in ("*.md", "docs/**/*.md", "examples/*/*.md", "charts/gracepoint/*.md", "*/README.md")
     for page in ROOT.glob(pattern)
 )
 #: What a shell has before a command that it runs.

@@ -25,7 +25,7 @@ from gracepoint_operator.webhooks.release_contract import ContractViolation, rel
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     page.relative_to(ROOT)
-    for folder in (".", "docs", "docs/decisions", "charts/gracepoint", "examples/*")
+    for folder in (".", "docs", "docs/decisions", "charts/gracepoint", "examples/*", "release")
     for page in ROOT.glob(f"{folder}/*.md")
 )
 EXAMPLES = sorted(
@@ -147,6 +147,18 @@ def test_rows_of_tables_are_short_enough_to_be_read_in_a_terminal(page: Path) ->
     for number, line in enumerate(text(page).splitlines(), start=1):
         if line.startswith("|"):
             assert len(line) <= 200, f"{page}:{number} has {len(line)} characters"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_every_row_stands_in_a_table(page: Path) -> None:
+    """An empty line within a table makes text of the rows below it."""
+    before: list[str] = []
+    for line in prose(page).splitlines():
+        if not line.startswith("|"):
+            before = []
+            continue
+        before.append(line)
+        assert len(before) != 2 or re.match(r"\| ?-", line), f"{page}: a table without a header: {before[0]}"
 
 
 def lines_that_can_be_wrapped(page: Path) -> Iterator[tuple[int, str]]:

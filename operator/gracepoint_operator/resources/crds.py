@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -182,8 +183,8 @@ def policy_fields() -> str:
     """A Markdown list of all fields of CheckpointPolicy's spec."""
     lines = []
     for path, node in _leaves(structural(CheckpointPolicySpec), "spec"):
-        default = "required" if node["required"] else f"default: {_default(node)}"
-        lines += [f"- **`{path}`** ({_type(node)}; {default})", f"  {_description(node)}"]
+        default = "required" if node["required"] else _default(node)
+        lines += [f"- **`{path}`** ({_type(node)}{default and f'; {default}'})", f"  {_description(node)}"]
     return "\n".join(lines) + "\n"
 
 
@@ -227,17 +228,17 @@ def _type(node: dict[str, Any]) -> str:
     if node["type"] == "array":
         return f"list of {_type(node['items'])}"
     bounds = [str(node[key]) for key in ("minimum", "maximum") if key in node]
-    return f"{node['type']}, {' to '.join(bounds)}" if bounds else str(node["type"])
+    return f"{node['type']}, {'-'.join(bounds)}" if bounds else str(node["type"])
 
 
 def _default(node: dict[str, Any]) -> str:
-    if "default" not in node:
-        return "absent"
-    default = node["default"]
+    """The default, unless it is nothing at all."""
+    default = node.get("default")
     if isinstance(default, list):
-        return ", ".join(default) or "empty"
-    return str(default) or "empty"
+        default = ", ".join(default)
+    return "" if default in (None, "") else f"default: {default}"
 
 
 def _description(node: dict[str, Any]) -> str:
-    return str(node["description"]).replace("\n\n", " ")
+    """Without when an edit counts, which the page says of all fields."""
+    return re.sub(r" An edit [^.]*\.", "", str(node["description"]).replace("\n\n", " "))

@@ -77,13 +77,12 @@ class ServerSideEncryption(Model):
 
     algorithm: EncryptionAlgorithm = EncryptionAlgorithm.BUCKET_DEFAULT
     """BucketDefault: the bucket's own setting. For s3:// also AES256 (SSE-S3), aws:kms (SSE-KMS) and aws:kms:dsse (two
-    layers). Sets AWS_SERVER_SIDE_ENCRYPTION in the training container, unless it has that variable."""
+    layers)."""
     key_id: Annotated[str, Field(max_length=512, pattern=r"^[A-Za-z0-9:/_.-]*$")] = ""
     """For aws:kms, the ARN or id of the key; for gs://, the name of the key of Cloud KMS. Empty: the account's or the
-    bucket's own. Sets AWS_SSE_KMS_KEY_ID or GOOGLE_STORAGE_KMS_KEY_NAME likewise."""
+    bucket's own."""
     bucket_key: bool = False
-    """True: aws:kms uses an S3 bucket key, which needs fewer requests to KMS. Sets AWS_SSE_BUCKET_KEY_ENABLED
-    likewise."""
+    """True: aws:kms uses an S3 bucket key, which needs fewer requests to KMS."""
 
     @model_validator(mode="after")
     def _bucket_key_fits(self) -> ServerSideEncryption:
@@ -99,17 +98,18 @@ class ServerSideEncryption(Model):
 
 
 class ObjectStore(Model):
-    """How the pods reach the object store of a gs:// or s3:// directory. Credentials are the pod's own: a service
-    account with workload identity, IRSA or pod identity, or variables from a Secret."""
+    """How the pods reach the object store of a gs:// or s3:// directory. The training container gets it as
+    AWS_ENDPOINT_URL_S3 or TENSORSTORE_GCS_HTTP_URL, AWS_REGION, AWS_SERVER_SIDE_ENCRYPTION, AWS_SSE_KMS_KEY_ID or
+    GOOGLE_STORAGE_KMS_KEY_NAME, and AWS_SSE_BUCKET_KEY_ENABLED, unless it sets these itself. Credentials are the pod's
+    own: a service account with workload identity, IRSA or pod identity, or variables from a Secret."""
 
     endpoint: Annotated[
         str,
         Field(max_length=300, json_schema_extra=rules(cel(f"self.matches(r'{_ENDPOINT}')", _ENDPOINT_MESSAGE, "self"))),
     ] = ""
-    """URL of a store that is compatible with S3 or Google Cloud Storage. Empty: the provider's own. Sets
-    AWS_ENDPOINT_URL_S3 or TENSORSTORE_GCS_HTTP_URL in the training container, unless it has that variable."""
+    """URL of a store that is compatible with S3 or Google Cloud Storage. Empty: the provider's own."""
     region: Annotated[str, Field(max_length=64, pattern=r"^[a-z0-9-]*$")] = ""
-    """Region of the bucket, for s3://. Empty: the pod's own. Sets AWS_REGION likewise."""
+    """Region of the bucket, for s3://. Empty: the pod's own."""
 
     server_side_encryption: ServerSideEncryption = ServerSideEncryption()
     """What the store encrypts new objects with, if the bucket's policy demands that each object says it."""

@@ -613,7 +613,7 @@ def listing(rows: Iterable[Row] = BUILT_IN) -> str:
     """Returns a Markdown list of the rows."""
     lines = []
     for row in rows:
-        last = f"{row.cause}, {row.confidence}, {'retractable' if row.cancelable else 'final'}; kind {row.kind}"
+        last = f"{row.cause}, {row.confidence}, {'retractable' if row.cancelable else 'final'}"
         by_when = _by_when(row)
         lines += [
             f"- **`{row.name}`** ({row.provider}): {_matched(row.match)}{_also(row.match)}{_unless(row)}. {row.about}",

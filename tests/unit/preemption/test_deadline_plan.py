@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gracepoint.deadline import Choice, Evacuation, NewestSnapshot, Situation, SnapshotState, merged, must_choose, plan
-from tests.unit.preemption.fakes.deadline_scenarios import SCENARIOS, STEP, Scenario, markdown
-
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "deadline.md"
+from tests.unit.preemption.fakes.deadline_scenarios import SCENARIOS, STEP, Scenario
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: f"{s.state_gb:g}GB-{s.left_s:g}s-{s.behind}-{s.choice}")
@@ -21,10 +18,6 @@ def test_the_choice_is_the_tables(scenario: Scenario) -> None:
     found = plan(scenario.situation())
     assert (found.choice, found.steps_lost) == (scenario.choice, scenario.lost), found.reason
     assert found.step == STEP - scenario.lost
-
-
-def test_the_table_in_the_documentation_is_this_one() -> None:
-    assert "\n".join(markdown()) in DOCS.read_text()
 
 
 def test_the_table_has_every_choice_and_every_state_of_a_snapshot() -> None:

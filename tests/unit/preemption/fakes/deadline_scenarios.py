@@ -1,4 +1,4 @@
-"""What the deadline plan chooses, as a table: for the tests, and as it stands in docs/deadline.md."""
+"""What the deadline plan chooses, as a table. docs/deadline.md has some of it in words."""
 
 from __future__ import annotations
 
@@ -114,27 +114,3 @@ SCENARIOS = [
     Scenario(1, 4, 1, 0.01, None, None, 0, Choice.SAVE_NOW, 0),
     Scenario(1, 4, 0, 0.01, None, None, 0, Choice.IMPOSSIBLE, 0),
 ]
-
-
-def markdown() -> list[str]:
-    """The table as docs/deadline.md has it: 4 GB/s, 27 s and steps of 0.2 s are not repeated in each row."""
-    lines = ["| state | newest snapshot | choice | steps lost |", "| -- | -- | -- | -- |"]
-    for s in SCENARIOS:
-        state = [f"{s.state_gb:g} GB"]
-        if s.gb_per_s is None:
-            state.append("no save was measured")
-        if s.left_s != 27:
-            state.append(f"{s.left_s:g} s left")
-        if s.step_s != 0.2:
-            state.append(f"steps of {s.step_s:g} s")
-        if s.sends is not None:
-            state.append(f"{s.sends:g} s to send it to servers")
-        if s.behind is None or s.snapshot is None:
-            snapshot = "none"
-        else:
-            age = "of this very step" if s.behind == 0 else f"{s.behind} steps old"
-            where = {W: f"{s.done:.0%} written", C: "committed", H: "failed", G: "failed, memory in use"}[s.snapshot]
-            snapshot = f"{age}, {where}"
-        lost = "" if s.choice is Choice.IMPOSSIBLE else str(s.lost)
-        lines.append(f"| {', '.join(state)} | {snapshot} | {s.choice} | {lost} |")
-    return lines
