@@ -5,14 +5,12 @@ Prints what ``elastic_training`` tells: the records that this process takes in e
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
-from typing import Any
 
 import gracepoint
 from tests import elastic_training
-from tests.multiprocess.launcher import here
+from tests.multiprocess.launcher import here, say
 
 _PACE_S = 0.02
 
@@ -21,10 +19,6 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s", stream=sys.stdout)
     directory, steps = sys.argv[1], int(sys.argv[2])
     here().initialize_jax()
-
-    def say(word: str, value: Any) -> None:
-        print(word, json.dumps(value), flush=True)
-
     elastic_training.train(gracepoint.attach(directory, grace_period_s=20.0), steps, _PACE_S, say)
 
 

@@ -23,6 +23,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -88,6 +89,12 @@ class Result:
     code: int
     output: str = dataclasses.field(repr=False)
     ended_at: float  # time.monotonic()
+
+
+def say(word: str, value: Any) -> None:
+    """Prints what ``said`` finds, in one write: else the log of another thread may come into the line."""
+    sys.stdout.write(f"{word} {json.dumps(value)}\n")
+    sys.stdout.flush()
 
 
 def said(result: Result, word: str) -> list[Any]:

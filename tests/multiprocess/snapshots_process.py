@@ -8,14 +8,13 @@ Besides what ``elastic_training`` tells, the log says each snapshot that is safe
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from typing import Any
 
 import gracepoint
 from tests import elastic_training
-from tests.multiprocess.launcher import here
+from tests.multiprocess.launcher import here, say
 from tests.slow_storage import SlowStorage
 
 
@@ -29,13 +28,13 @@ def main() -> None:
     here().initialize_jax()
     session = gracepoint.attach(directory, grace_period_s=20.0)
 
-    def say(word: str, value: Any) -> None:
-        print(word, json.dumps(value), flush=True)
+    def tell(word: str, value: Any) -> None:
+        say(word, value)
         if word == "restored":
             where = session.restored
-            print("from", "nowhere" if where is None else "memory" if where.from_memory else "storage", flush=True)
+            say("from", "nowhere" if where is None else "memory" if where.from_memory else "storage")
 
-    elastic_training.train(session, steps, pace_s, say, ballast_mib=ballast_mib)
+    elastic_training.train(session, steps, pace_s, tell, ballast_mib=ballast_mib)
 
 
 if __name__ == "__main__":

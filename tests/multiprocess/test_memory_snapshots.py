@@ -164,7 +164,7 @@ def ended(processes: Processes, steps: int, source: str = "memory") -> int:
         assert np.array_equal(np.asarray(floats, np.uint32), floats_at(steps).view(np.uint32))
         used = Counter({record: number for record, number in enumerate(counts) if number})
         assert used == Counter(order()[: steps * GLOBAL_BATCH].tolist())
-        assert f"\nfrom {source}\n" in result.output
+        assert said(result, "from") == [source], result.output
     (restored,) = {said(result, "restored")[0][0] for result in results}
     return int(restored)
 
