@@ -23,7 +23,7 @@ from gracepoint_cli.options import (
     workload_names,
 )
 from gracepoint_cli.output import OutputFormat, put, put_data, put_table
-from gracepoint_operator.goodput import accounts as status_codec
+from gracepoint_operator.goodput.accounts import read as read_ledger
 from gracepoint_operator.goodput.life import RESTART, Category, TimeSpent, total_ms
 from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import CheckpointPolicy, SaveSuggestion
@@ -217,7 +217,7 @@ def accounts(policy_bodies: Iterable[Json], now_s: float) -> list[Account]:
         except Unreadable:
             continue  # ``status`` says so
         for entry in policy.status.goodput or ():
-            ledger = status_codec.read(entry)
+            ledger = read_ledger(entry)
             state = ledger.state()
             result.append(
                 Account(

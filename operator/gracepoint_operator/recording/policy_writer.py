@@ -25,8 +25,8 @@ from gracepoint_operator.decisions.policy_conditions import GangConnection, PodR
 from gracepoint_operator.goodput import accounts
 from gracepoint_operator.goodput.accounts import stages
 from gracepoint_operator.kube import client
-from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.client import KubeClient
+from gracepoint_operator.kube.objects import POLICIES
 from gracepoint_operator.kube.write_queue import Key, WriteQueue
 from gracepoint_operator.logs import about
 from gracepoint_operator.metrics import Metrics
@@ -330,7 +330,7 @@ class PolicyWriter:
             "status": {"replicas": [entry.to_json()]},
         }
         manager = f"gracepoint-{self._lease.replica}"[:128]
-        await self._api.apply_status(kinds.POLICIES, *policy, body, manager=manager)
+        await self._api.apply_status(POLICIES, *policy, body, manager=manager)
 
     def leave_connections(self) -> None:
         """This replica ends: it writes no condition Connected any more."""
@@ -364,7 +364,7 @@ class PolicyWriter:
         if changes:
             version = body["metadata"]["resourceVersion"]
             patch = {"metadata": {"resourceVersion": version}, "status": changes}
-            await self._api.merge_status(kinds.POLICIES, namespace, name, patch)
+            await self._api.merge_status(POLICIES, namespace, name, patch)
             self._figures_at[key] = self._clock()
             self.goodput.written(workloads)
         if stalls == {} and self._stalls.get(key) is stalls:
@@ -392,12 +392,12 @@ class PolicyWriter:
         """
         original = self._cache.policies.original(key)
         try:
-            body = await self._api.get(kinds.POLICIES, *key)
+            body = await self._api.get(POLICIES, *key)
         except client.NotFound:
             if original is None:
                 return None
             logger.info("a namespace gets the default policy", extra=about(namespace=key[0], policy=key[1]))
-            return await self._api.create(kinds.POLICIES, key[0], original.copy_for(key[0]))
+            return await self._api.create(POLICIES, key[0], original.copy_for(key[0]))
         if original is None or _is_copy(body, original):
             return body
         copy = original.copy_for(key[0])
@@ -406,7 +406,7 @@ class PolicyWriter:
             | {"ownerReferences": copy["metadata"]["ownerReferences"]},
             "spec": _in_place_of(body.get("spec"), copy["spec"]),
         }
-        return await self._api.merge(kinds.POLICIES, *key, patch)
+        return await self._api.merge(POLICIES, *key, patch)
 
     def _unreadable(self, body: client.JsonObject, reason: str) -> client.JsonObject:
         """The status fields of a policy that cannot be read. Ready and Stalled change; the other conditions stay."""

@@ -50,10 +50,18 @@ from gracepoint.checkpoint.restoring.restore_tree import (
     reporting_errors,
     run_in_time,
 )
-from gracepoint.checkpoint.steps import listing as catalog
-from gracepoint.checkpoint.steps import listing as foreign
 from gracepoint.checkpoint.steps import records, retention
-from gracepoint.checkpoint.steps.listing import Listing
+from gracepoint.checkpoint.steps.listing import (
+    Listing,
+    checkpoint_around,
+    complete_listing,
+    list_steps,
+    look_alikes,
+    number_of,
+    ours,
+    refusal,
+    why_not,
+)
 from gracepoint.checkpoint.steps.recovery import by_process_zero
 from gracepoint.checkpoint.steps.snapshot_steps import CompleteStep, complete_steps
 from gracepoint.checkpoint.storage.checks import check_contents
@@ -320,9 +328,7 @@ def restore_newest(
     def look() -> str:
         # Waiting for another attempt's writer must leave time to read.
         until = deadline.part(0.5)
-        return catalog.list_steps(
-            paths, attempt=attempt, deadline=until, sleep=sleep, holds_lease=holds_lease
-        ).to_text()
+        return list_steps(paths, attempt=attempt, deadline=until, sleep=sleep, holds_lease=holds_lease).to_text()
 
     with trace.span("list the steps"):
         listing = Listing.from_text(by_process_zero(look, gang=gang, key=f"{key}/list", deadline=deadline))
@@ -352,7 +358,7 @@ def restore_newest(
     )
     if restored is None:
         if others := [each for each in listing.look_alikes if not _is_at(base, each.path)]:
-            raise foreign.refusal(paths.root, others)
+            raise refusal(paths.root, others)
         logger.warning("no checkpoint to restore in %s: %s", paths.root, "; ".join(listing.remarks) or "it is empty")
     return restored
 
@@ -515,7 +521,7 @@ def _is_at(base: StoragePath | None, path: str) -> bool:
 
 
 def _standing(paths: Layout, step: int) -> str:
-    return catalog.ours(paths.step(step), step) or ""
+    return ours(paths.step(step), step) or ""
 
 
 def _without_others(listing: Listing, step: int, paths: Layout) -> Listing:
@@ -642,16 +648,16 @@ def restore_base(
 
 def _find(folder: StoragePath) -> tuple[StoragePath, dict[int, str], Listing]:
     """Returns the directory of the steps, the names of their folders that are no numbers, and what may be restored."""
-    listing = catalog.complete_listing(Layout(folder))
+    listing = complete_listing(Layout(folder))
     if listing.steps:
         return folder, {}, listing
     if (step := _step_at(folder)) is not None:
         names = {} if str(step) == folder.name else {step: folder.name}
-        reason = catalog.why_not(Layout(folder.parent, names=names), step)
+        reason = why_not(Layout(folder.parent, names=names), step)
         if reason is None:
             return folder.parent, names, Listing((step,), (), ())
         raise CheckpointNotFound(f"from_: {folder} is not a complete checkpoint of a step: {reason}")
-    others = [str(each) for each in foreign.look_alikes(Layout(folder))]
+    others = [str(each) for each in look_alikes(Layout(folder))]
     problems = "; ".join((*listing.refused, *listing.remarks, *others)) or "it has no steps"
     raise CheckpointNotFound(
         f"from_: expected a directory of steps, or the folder of a step, at {folder}; found no complete checkpoint: "
@@ -665,7 +671,7 @@ def _step_at(folder: StoragePath) -> int | None:
         return None
     if _STEP.fullmatch(folder.name):
         return int(folder.name)
-    if foreign.checkpoint_around(folder) != folder:
+    if checkpoint_around(folder) != folder:
         return None
     step = (records.manifest_fields(folder) or {}).get("step")
-    return step if step is not None else foreign.number_of(folder) or 0
+    return step if step is not None else number_of(folder) or 0
