@@ -31,6 +31,18 @@ def processes_of(run: TrainingRun, command: str) -> list[psutil.Process]:
     return found
 
 
+def processes_in(pod: str, command: str) -> list[psutil.Process]:
+    """This machine's processes in a pod with ``command`` in their command line."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("HOSTNAME") == pod and command in " ".join(process.cmdline()):
+                found.append(process)
+    if not found:
+        pytest.skip(f"the processes of pod {pod} are not on this machine")
+    return found
+
+
 @contextlib.contextmanager
 def paused(run: TrainingRun, pod: str) -> Iterator[None]:
     """The trainer's process does nothing inside of this: it is stopped, not dead, and its connections stay open."""

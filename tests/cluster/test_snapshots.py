@@ -1,24 +1,26 @@
-"""Snapshot servers as the chart installs them: restricted, within their memory, and in updates."""
+"""Snapshot servers as the chart installs them: restricted, within their memory, in updates, and when they die."""
 
 from __future__ import annotations
 
 import base64
+import collections
 import contextlib
 import dataclasses
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from demo.install import OPERATOR_NAMESPACE, Images, install_operator, make_namespace
-from demo.snapshot import Json
+from demo.snapshot import PROCESSES, Json
 from demo.training import TrainingRun, apply_policy
 from gracepoint.wire.capability import Capability, Right, write_capability
+from tests.cluster import operator
 from tests.cluster.conftest import MARK, NAMESPACE, training_run
-from tests.cluster.machine import processes_of
+from tests.cluster.machine import processes_in, processes_of
 from tests.cluster.small import SLEEP, container, create, jobset, replicated_job
 from tests.testcluster.api import Cluster
 from tests.testcluster.shell import wait_until
@@ -102,13 +104,14 @@ class Job:
     uid: str
     namespace: str
     pods: dict[str, str]  # by node
+    rights: frozenset[Right] = frozenset(Right)
 
     def ask(self, node: str, *calls: tuple[Any, ...]) -> list[Any]:
         """Runs calls of the program in the pod of a node; returns their answers."""
         given = {
             "name": f"{SERVERS}.{OPERATOR_NAMESPACE}.svc",
             "authorities": authorities(self.cluster),
-            "capability": capability(self.cluster, self.namespace, self.uid),
+            "capability": capability(self.cluster, self.namespace, self.uid, self.rights),
             "calls": calls,
         }
         done = self.cluster.kubectl(
@@ -126,16 +129,16 @@ def authorities(cluster: Cluster) -> str:
     return str(json.loads(cluster.kubectl(*query).stdout)["data"]["ca-bundle.crt"])
 
 
-def capability(cluster: Cluster, namespace: str, uid: str) -> str:
-    """As the operator gives it, by the key that it keeps."""
+def capability(cluster: Cluster, namespace: str, uid: str, rights: frozenset[Right]) -> str:
+    """As the operator gives it, by the key that it keeps. Writers are of attempt 1; others may read those of all."""
     query = ("get", "secret", SERVERS, f"--namespace={OPERATOR_NAMESPACE}", "--output=json")
     keys = base64.b64decode(json.loads(cluster.kubectl(*query).stdout)["data"]["keys"]).decode()
     key_id, _, key = keys.splitlines()[0].partition(" ")
     allowed = Capability(
         namespace=namespace,
         workload=uid,
-        attempt=1,
-        rights=frozenset(Right),
+        attempt=1 if Right.WRITE in rights else 1 << 53,
+        rights=rights,
         until=int(time.time()) + 3600,
         max_bytes=1 << 40,
     )
@@ -310,7 +313,26 @@ def test_a_rolling_update_loses_no_value_that_has_two_copies(served: Cluster, jo
     assert job.ask(first, *(("get", address, key) for address in servers(served).values())) == [True, True]
 
 
-@pytest.mark.parametrize("ends", ["the JobSet", "the namespace"])
+def test_a_node_that_is_off_takes_its_copy_along_and_comes_back_empty(served: Cluster, job: Job) -> None:
+    first, second = served.nodes
+    key, found = "5/1/0/params", servers(served)
+    assert job.ask(first, *(("put", address, key, 1 << 20) for address in found.values())) == [1 << 20] * 2
+    with operator.outliving(served):
+        served.lose_node(second)
+        try:
+            assert job.ask(first, ("get", found[first], key)) == [True]
+            (gone,) = job.ask(first, ("get", found[second], key))
+            assert "SnapshotsUnavailable" in gone
+        finally:
+            served.restore_node(second)  # a new machine, and a new object
+            label(served, second)
+        wait_until("the server of the node", lambda: set(servers(served)) == {first, second}, timeout_s=180, every_s=1)
+    with job_in(served, job.images, NAMESPACE, "witness") as witness:  # the job has lost a pod
+        reader = dataclasses.replace(witness, uid=job.uid, rights=frozenset({Right.READ}))
+        assert reader.ask(first, ("keys", servers(served)[second])) == [[]]
+
+
+@pytest.mark.parametrize("ends", ["the JobSet", "the namespace", "the policy"])
 def test_nothing_is_left_in_the_servers_a_minute_after(served: Cluster, images: Images, ends: str) -> None:
     namespace = f"ends-{ends.split()[1].lower()}-{MARK}"
     make_namespace(served, namespace)
@@ -328,6 +350,7 @@ def test_nothing_is_left_in_the_servers_a_minute_after(served: Cluster, images: 
             command = {
                 "the JobSet": ("delete", "jobsets.jobset.x-k8s.io", "--all", f"--namespace={namespace}"),
                 "the namespace": ("delete", "namespace", namespace),
+                "the policy": ("delete", f"checkpointpolicies.gracepoint.dev/{POLICY}", f"--namespace={namespace}"),
             }[ends]
             served.kubectl(*command, "--wait=false")
             wait_until(
@@ -340,29 +363,121 @@ def test_nothing_is_left_in_the_servers_a_minute_after(served: Cluster, images: 
         served.kubectl("delete", "namespace", namespace, "--ignore-not-found", "--wait=false")
 
 
-def test_a_job_goes_on_from_memory_though_storage_has_nothing_of_it(
-    served: Cluster, images: Images, undisturbed: TrainingRun
-) -> None:
-    """All trainers are killed unannounced, and no periodic save is made."""
-    policy = "snapshots-alone"
+#: Of the snapshots of jobs that make no save to storage.
+EVERY_STEPS = 5
+
+
+def snapshots_alone(cluster: Cluster) -> str:
+    """Makes a policy without periodic saves to storage, and returns its name."""
 
     def alone(spec: Json) -> None:
-        spec["checkpoint"] |= {"everySteps": 0, "everySeconds": 0, "memory": {"everySteps": 5, "copies": 2}}
+        memory = {"everySteps": EVERY_STEPS, "copies": 2}
+        spec["checkpoint"] |= {"everySteps": 0, "everySeconds": 0, "memory": memory}
 
-    apply_policy(served, policy, namespace=NAMESPACE, change=alone)
-    run = training_run(served, images, "memory", policy, pace=0.5)
+    apply_policy(cluster, "snapshots-alone", namespace=NAMESPACE, change=alone)
+    return "snapshots-alone"
+
+
+def restored_from_memory(run: TrainingRun) -> int:
+    """The step that all processes of its last start have restored from the memory of nodes, as their logs say."""
+    selector = f"jobset.sigs.k8s.io/jobset-name={run.name}"
+    logs = run.cluster.kubectl("logs", f"--namespace={NAMESPACE}", f"--selector={selector}", "--tail=-1").stdout
+    restored = {int(step) for step in re.findall(r"restored step=(\d+) from_memory=True", logs)}
+    assert len(restored) == 1, f"expected one step in all processes, found {sorted(restored)}"
+    return min(restored)
+
+
+def safe_steps(reader: Job) -> list[int]:
+    """For each server the newest step of which it has the parts of both processes. 0: there is none."""
+    addresses = servers(reader.cluster).values()
+    found = []
+    for keys in reader.ask(reader.cluster.nodes[0], *(("keys", address) for address in addresses)):
+        places = [key.split("/") for key in keys if "/!done/" in key] if isinstance(keys, list) else []  # no answer
+        parts = collections.Counter(step for step, _ in {(int(step), part) for step, _, part, *_ in places})
+        found.append(max((step for step, count in parts.items() if count == PROCESSES), default=0))
+    return found
+
+
+def update_servers(cluster: Cluster) -> None:
+    cluster.kubectl("rollout", "restart", f"daemonset/{SERVERS}", f"--namespace={OPERATOR_NAMESPACE}")
+
+
+def kill_a_server(cluster: Cluster) -> None:
+    """Its container starts again, and has lost all."""
+    name = pods_of_servers(cluster)[0]["metadata"]["name"]
+    for process in processes_in(name, "gracepoint.snapshots"):
+        process.kill()
+
+
+def starts_of_servers(cluster: Cluster) -> set[str]:
+    """What is unique to each start of each server that serves and stays."""
+    return {
+        pod["status"]["containerStatuses"][0]["containerID"]
+        for pod in pods_of_servers(cluster)
+        if is_ready(pod) and "deletionTimestamp" not in pod["metadata"]
+    }
+
+
+@pytest.mark.parametrize(("end", "ended"), [(update_servers, 2), (kill_a_server, 1)], ids=["update", "death"])
+def test_servers_that_end_while_a_job_trains_cost_no_safe_step(
+    served: Cluster, images: Images, end: Callable[[Cluster], None], ended: int
+) -> None:
+    run = training_run(served, images, f"beside-{ended}", snapshots_alone(served), steps=2000, pace=0.5)
     try:
         run.start()
-        run.wait_for_step(30)
-        assert not [path for path in run.checkpoints.glob("*") if path.name.isdigit()]
+        run.wait_for_step(2 * EVERY_STEPS)
+        query = ("get", f"jobsets.jobset.x-k8s.io/{run.name}", f"--namespace={NAMESPACE}", "--output=json")
+        uid = json.loads(served.kubectl(*query).stdout)["metadata"]["uid"]
+        with job_in(served, images, NAMESPACE, "reader") as reader:
+            reader = dataclasses.replace(reader, uid=uid, rights=frozenset({Right.READ}))
+            wait_until("a step in both servers", lambda: 0 not in safe_steps(reader), timeout_s=120, every_s=1)
+            before = starts_of_servers(served)
+            newest = [max(safe_steps(reader))]
+            end(served)
+
+            def have_it() -> bool:
+                steps, starts = safe_steps(reader), starts_of_servers(served)
+                newest.append(max(steps))
+                is_new = len(starts) == len(before) and len(starts - before) == ended
+                return is_new and len(steps) == len(before) and 0 not in steps
+
+            hint = f"{ended} new servers, and a step in both"
+            wait_until(hint, have_it, timeout_s=300, every_s=1, hint=lambda: f"{newest}")
+            assert newest == sorted(newest), "a step that was safe stays so, or a newer one is"
         for trainer in processes_of(run, "train.py"):
             trainer.kill()
+
+        def is_back() -> bool:
+            step = run.newest()
+            return step is not None and step.attempt > 0
+
+        wait_until("training to go on", is_back, timeout_s=180, every_s=1)
+        assert restored_from_memory(run) >= newest[-1]
+    finally:
+        run.delete()
+
+
+@pytest.mark.parametrize("ends", ["all trainers", "a node"])
+def test_a_job_goes_on_from_memory_though_storage_has_nothing_of_it(
+    served: Cluster, images: Images, undisturbed: TrainingRun, ends: str
+) -> None:
+    """Nothing is announced, and no periodic save is made."""
+    run = training_run(served, images, f"memory-{ends.split()[1]}", snapshots_alone(served), pace=0.5)
+    try:
+        run.start()
+        pods = run.wait_for_trainers(1)
+        run.wait_for_step(30)
+        assert not [path for path in run.checkpoints.glob("*") if path.name.isdigit()]
+        if ends == "a node":
+            with operator.outliving(served):
+                served.lose_node(pods[1].node, delete_object=True)
+                served.restore_node(pods[1].node)
+                label(served, pods[1].node)
+        else:
+            for trainer in processes_of(run, "train.py"):
+                trainer.kill()
         run.wait_for_end(timeout_s=400)
-        selector = f"jobset.sigs.k8s.io/jobset-name={run.name}"
-        logs = served.kubectl("logs", f"--namespace={NAMESPACE}", f"--selector={selector}", "--tail=-1").stdout
-        restored = {int(step) for step in re.findall(r"restored step=(\d+) from_memory=True", logs)}
-        assert len(restored) == 1, "one step, in all processes"
-        assert min(restored) >= 15, "three intervals at most, on a machine that is busy"
+        assert restored_from_memory(run) >= 30 - 3 * EVERY_STEPS, "three intervals at most, on a machine that is busy"
         differences = run.compare(undisturbed, most=run.steps * 2).differences
         assert [found for found in differences if not found.endswith("was not recorded")] == []
     finally:
