@@ -53,8 +53,9 @@ _CUT_OFF_S = 1.0
 _SHUTDOWN_S = 2.0  # for the peer to answer TLS's close
 _CLOSE_S = 2.0
 _ACCEPT_AGAIN_S = 0.5  # after the process ran out of file descriptors
-#: So many connections are accepted in one turn of the event loop; each takes some ten microseconds.
-_ACCEPTED_A_TURN = 32
+#: So many connections are accepted in one turn of the event loop. Each takes 0.1 ms, and an answer to the API server
+#: takes ten turns.
+_ACCEPTED_A_TURN = 8
 #: Addresses whose rates are remembered, and addresses that are known. Each takes some hundred bytes.
 _ADDRESSES = 10_000
 _KNOWN_S = 3600.0
@@ -121,6 +122,7 @@ class _Connection(asyncio.Protocol):
 
     Attributes:
         inner: aiohttp's protocol. None before its turn.
+        turn: What it waits for once its first bytes are there. None before that.
         shaking_since: When its handshake began, by the loop's clock.
         received: Bytes since it was accepted, or since its last request was answered.
     """
@@ -129,6 +131,7 @@ class _Connection(asyncio.Protocol):
         self.address = address
         self.accepted = accepted
         self.inner: asyncio.Protocol | None = None
+        self.turn: asyncio.Future[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.transport: asyncio.Transport | None = None
         self.shaking_since = 0.0
@@ -143,6 +146,11 @@ class _Connection(asyncio.Protocol):
         # socket. The end of the stream ends both.
         with contextlib.suppress(OSError):
             self.accepted.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def waits(self) -> bool:
+        """True if it waits for its turn. False if it has had it, or has ended."""
+        return self.turn is not None and not self.turn.done()
 
     @property
     def _served(self) -> asyncio.Protocol:
@@ -306,8 +314,8 @@ class LimitedPort:
         self._open: set[_Connection] = set()  # all, until their sockets are closed
         self._all_closed = asyncio.Event()
         self._all_closed.set()
-        #: Whose first bytes are there, by address, and what each waits for.
-        self._hellos: dict[str, collections.deque[tuple[_Connection, asyncio.Future[None]]]] = {}
+        #: Whose first bytes are there, by address, oldest first. Some may have ended.
+        self._hellos: dict[str, collections.deque[_Connection]] = {}
         self._known_turn = False  # whose turn it is: of an address that is known, or of one that is not
         self._turn_possible = asyncio.Event()
         self._handshakes: set[asyncio.Task[None]] = set()
@@ -402,8 +410,6 @@ class LimitedPort:
         for connection in self._pending.all():
             self._settle(connection)
             connection.abort()
-        for _, turn in itertools.chain.from_iterable(self._hellos.values()):
-            turn.cancel()
         if self._handshakes:
             await asyncio.wait(self._handshakes, timeout=_CLOSE_S)
         await self._runner.cleanup()
@@ -432,14 +438,21 @@ class LimitedPort:
                 logger.warning("a connection could not be accepted", extra=extra)
                 await asyncio.sleep(_ACCEPT_AGAIN_S)
                 continue
-            accepted.setblocking(False)
-            await self._take(accepted, str(peer[0]))
+            if self._accepts.take(str(peer[0])):
+                accepted.setblocking(False)
+                await self._take(accepted, str(peer[0]))
+            else:  # as most of them in a flood
+                self._refuse(accepted, str(peer[0]), CloseReason.TOO_OFTEN)
+
+    def _refuse(self, accepted: socket.socket, address: str, reason: CloseReason) -> None:
+        self._closed(address, reason)  # before the close: a peer that sees it finds it counted
+        accepted.close()
 
     async def _take(self, accepted: socket.socket, address: str) -> None:
         """Gives the connection a place, or refuses it."""
+        refusal = None
         try:
-            refusal = None if self._accepts.take(address) else CloseReason.TOO_OFTEN
-            while refusal is None and not self._makes_room(address):
+            while not self._makes_room(address):
                 if self._is_full(address):
                     refusal = CloseReason.ADDRESS_FULL
                     break
@@ -449,8 +462,7 @@ class LimitedPort:
             accepted.close()
             raise
         if refusal is not None:
-            self._closed(address, refusal)  # before the close: a peer that sees it finds it counted
-            accepted.close()
+            self._refuse(accepted, address, refusal)
             return
         connection = _Connection(accepted, address, self)
         self._open.add(connection)
@@ -529,10 +541,10 @@ class LimitedPort:
         """
         if connection not in self._pending:
             raise ConnectionAbortedError
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._hellos.setdefault(connection.address, collections.deque()).append((connection, turn))
+        connection.turn = asyncio.get_running_loop().create_future()
+        self._hellos.setdefault(connection.address, collections.deque()).append(connection)
         self._turn_possible.set()
-        await turn
+        await connection.turn
         if connection not in self._pending:
             raise ConnectionAbortedError
 
@@ -568,10 +580,11 @@ class LimitedPort:
     def _waits(self, address: str) -> bool:
         """Returns whether a connection of the address waits for its turn. Those that ended meanwhile are forgotten."""
         waiting = self._hellos[address]
-        for connection, turn in [entry for entry in waiting if entry[1].done() or entry[0] not in self._pending]:
-            waiting.remove((connection, turn))
-            if not turn.done():
-                turn.set_result(None)
+        # Those in between are forgotten when they are first or last: in a flood there are many, and many turns.
+        while waiting and not waiting[0].waits:
+            waiting.popleft()
+        while waiting and not waiting[-1].waits:
+            waiting.pop()
         if not waiting:
             del self._hellos[address]
         return bool(waiting)
@@ -580,13 +593,13 @@ class LimitedPort:
         waiting = self._hellos.pop(address)
         # Where another connection takes the oldest one's place, the newest is the likeliest to be of a caller that is
         # served at once.
-        connection, turn = waiting.pop() if self._limits.replaces else waiting.popleft()
+        connection = waiting.pop() if self._limits.replaces else waiting.popleft()
         if waiting:
             self._hellos[address] = waiting  # at the end
         self._begins.take(address, times)
         connection.shaking_since = asyncio.get_running_loop().time()
         self._shaking.add(connection)
-        turn.set_result(None)
+        _end_wait(connection)
 
     def _make_handshake_place(self, address: str) -> float:
         """Makes a place among the handshakes for the address. Returns 0, or when to try again, in seconds."""
@@ -632,6 +645,7 @@ class LimitedPort:
         self._received -= connection.received
         if connection.timer is not None:
             connection.timer.cancel()
+        _end_wait(connection)
         self._place_free.set()
 
     def _closed(self, address: str, reason: CloseReason) -> None:
@@ -641,6 +655,12 @@ class LimitedPort:
                 "connections of unknown callers are closed",
                 extra=seldom(reason, port=self._name, peer=address, pending=self.pending),
             )
+
+
+def _end_wait(connection: _Connection) -> None:
+    """Wakes a connection that waits for its turn: it has it, or has ended."""
+    if connection.turn is not None and not connection.turn.done():
+        connection.turn.set_result(None)
 
 
 @web.middleware

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import itertools
 import socket
 import ssl
 import tracemalloc
 
+import trustme
 from aiohttp import web
 
 from gracepoint_operator.limited_port import CloseReason, ConnectionLimits, LimitedPort
 from tests.waiting import until
+
+
+def _context() -> ssl.SSLContext:
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("localhost").configure_cert(made)
+    return made
 
 
 async def test_a_connection_that_ends_while_it_waits_for_a_handshake_takes_no_place_of_the_next() -> None:
@@ -42,6 +51,53 @@ async def test_a_connection_that_ends_while_it_waits_for_a_handshake_takes_no_pl
             one.close()
         accepting.cancel()
         await port.close()
+
+
+async def test_other_work_of_the_loop_comes_between_few_connections_of_a_flood() -> None:
+    reasons: list[str] = []
+    limits = ConnectionLimits(a_second_of_address=0.01)  # all are refused
+    port = LimitedPort("test", web.Application(), None, limits, reasons.append)
+    number = await port.start("127.0.0.1", 0)
+    opened = [socket.create_connection(("127.0.0.1", number)) for _ in range(40)]
+    accepting = asyncio.create_task(port.accept())
+    refused_before = [0]
+    try:
+        async with asyncio.timeout(60):
+            while len(reasons) < len(opened):
+                await asyncio.sleep(0)
+                refused_before.append(len(reasons))
+        assert set(reasons) == {CloseReason.TOO_OFTEN}
+        assert max(after - before for before, after in itertools.pairwise(refused_before)) <= 8
+    finally:
+        for one in opened:
+            one.close()
+        accepting.cancel()
+        await port.close()
+
+
+async def test_all_sockets_are_closed_however_far_their_connections_have_come() -> None:
+    """Also those that were accepted in the last turn of the loop, or that shake hands."""
+    limits = ConnectionLimits(handshakes=2, crowded_s=60.0)
+    port = LimitedPort("test", web.Application(), _context(), limits, lambda reason: None)
+    number = await port.start("127.0.0.1", 0)
+    accepting = asyncio.create_task(port.accept())
+    opened = [socket.create_connection(("127.0.0.1", number)) for _ in range(4)]
+    try:
+        for one in opened[1:]:
+            one.send(b"\x16\x03\x01")  # begins a handshake, and says no more: one shakes hands, the others wait
+        await asyncio.to_thread(until, lambda: port.pending == len(opened), "all to be accepted")
+        opened.append(socket.create_connection(("127.0.0.1", number)))
+        await asyncio.sleep(0)
+        accepting.cancel()
+        await port.close()
+        for one in opened:
+            one.settimeout(60)
+            with contextlib.suppress(ConnectionError):  # it was not accepted any more
+                assert one.recv(1) == b""
+    finally:
+        for one in opened:
+            one.close()
+    gc.collect()  # a socket that is not closed is an error here, and not in a later test
 
 
 async def test_what_a_caller_sent_is_freed_as_soon_as_its_connection_is_closed() -> None:
