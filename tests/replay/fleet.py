@@ -51,6 +51,8 @@ REFERENCE = Fleet(hosts=64, parameters=70e9, storage_bytes_per_s=20e9, mttf_s=HO
 INTERVAL_STEPS = {"JobSet": 10, "Job": 30}
 #: The model's goodput may differ from the replay's by so much.
 GOAL = 0.03
+#: What stopped training for less ended no process.
+_PAUSE_S = 5.0
 #: Kinds of faults: one that every platform has, and one in which only its silence tells that a node is off.
 _ANNOUNCED_END, _LOST_NODE = "drain", "node-off"
 _COLOURS = ("#0072b2", "#56b4e9", "#777777", "#cc79a7", "#a05195", "#e69f00", "#d55e00")
@@ -219,35 +221,36 @@ def read_jobs(path: Path) -> list[Job]:
             end = json.loads(line)
             seconds = {category: own for category, own, _ in end["account"]}
             faults = tuple(known[end["seed"], fault] for fault in end["faults"] if (end["seed"], fault) in known)
-            if seconds and faults:
+            if seconds and any(result.until_training_s > _PAUSE_S for result in faults):
                 outcome = Outcome(sum(seconds.values()), seconds["training"], seconds["recomputation"])
                 jobs.append(Job(end["workload"], faults, end["steps"], outcome))
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{ends}, line {number}: expected the end of a job, found {line[:200]!r}") from error
     if not jobs:
-        raise ValueError(f"{ends} has no job with faults and an account; expected one")
+        raise ValueError(f"{ends} has no job that a fault has ended, with an account; expected one")
     return jobs
 
 
 def expected(jobs: Sequence[Job], *, seed: int = 0) -> Outcome:
     """Lets the model say where the time of a replay should have gone.
 
-    It gets from the replay how long each job trained, how many faults came, and which kinds cost steps; and of the
-    kinds that do and of the others how long a fault stopped training on average. It says the steps that were lost, and
-    so the goodput.
+    It gets from the replay how long each job trained, how many faults ended it, which kinds cost steps, and how long on
+    average a fault of these and of the others took; a job's start and the deletion at its end take as long as the
+    others. Pauses, in which the processes go on, it takes as they were. It says the steps that were lost, and so the
+    goodput.
     """
-    faults = [result for job in jobs for result in job.faults]
-    losing = {result.kind for result in faults if result.steps_lost}
-    kept_s = _mean_s([result for result in faults if result.kind not in losing] or faults)
-    lost_s = _mean_s([result for result in faults if result.kind in losing] or faults)
+    ends = [result for job in jobs for result in job.faults if result.until_training_s > _PAUSE_S]
+    losing = {result.kind for result in ends if result.steps_lost}
+    kept_s = _mean_s([result for result in ends if result.kind not in losing] or ends)
+    lost_s = _mean_s([result for result in ends if result.kind in losing] or ends)
     outcome = Outcome(0.0, 0.0, 0.0)
     for number, job in enumerate(jobs):
-        trained_s = job.outcome.kept_s + job.outcome.lost_s
-        # Spread evenly around the mean. At its end, a pod of the job is deleted once more.
-        count = len(job.faults) + 1
-        gaps_s = [trained_s / count * (0.5 + (place + 0.5) / count) for place in range(count)]
+        pauses_s = sum(result.until_training_s for result in job.faults if result.until_training_s <= _PAUSE_S)
+        kept = [result.kind not in losing for result in job.faults if result.until_training_s > _PAUSE_S] + [True]
+        # Spread evenly around the mean.
+        between_s = (job.outcome.kept_s + job.outcome.lost_s) / len(kept)
+        gaps_s = [between_s * (0.5 + (place + 0.5) / len(kept)) for place in range(len(kept))]
         random.Random(seed + number).shuffle(gaps_s)
-        kept = [*(result.kind not in losing for result in job.faults), True]
         interval_s = INTERVAL_STEPS[job.workload] * job.outcome.kept_s / job.steps
         of = Costs(
             storage=Tier(interval_s, cost_s=0.0, durable_s=0.0, restore_s=0.0),
@@ -255,7 +258,7 @@ def expected(jobs: Sequence[Job], *, seed: int = 0) -> Outcome:
             restart_s=kept_s,
             unseen_s=lost_s - kept_s,
         )
-        outcome += simulate(of, map(Fault, gaps_s, kept), only_in_training=True)
+        outcome += simulate(of, map(Fault, gaps_s, kept), only_in_training=True) + Outcome(pauses_s, 0.0, 0.0)
     return outcome
 
 

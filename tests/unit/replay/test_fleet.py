@@ -114,7 +114,7 @@ def write_replay(folder: Path, *, unexplained_s: float = 0.0) -> Path:
         folder: Where to.
         unexplained_s: How long each job waited for what was no fault.
     """
-    kinds = itertools.cycle((("drain", True, 6.0), ("sigterm", True, 8.0), ("node-off", False, 75.0)))
+    kinds = itertools.cycle((("drain", True, 6.0), ("drill", True, 0.5), ("node-off", False, 75.0)))
     lost_steps = itertools.cycle(range(10))
     found, ends = [], []
     for job in range(6):
@@ -130,12 +130,12 @@ def write_replay(folder: Path, *, unexplained_s: float = 0.0) -> Path:
                     workload="JobSet",
                     recovered=True,
                     steps_lost=0 if announced else next(lost_steps),
-                    until_training_s=seconds + number % 5,
+                    until_training_s=seconds + 0.5 * (number % 5),
                     counted_restarts=0,
                     at="2026-01-02T03:04:05+00:00",
                 )
             )
-        standing_s = sum(each.until_training_s for each in of_job) + 9.0 + 9.0  # the start, and the end
+        standing_s = sum(each.until_training_s for each in of_job) + 7.0 + 7.0  # the start, and the end
         spent = {
             "training": 0.2 * 2000,
             "recomputation": 0.2 * sum(each.steps_lost for each in of_job),
@@ -170,14 +170,16 @@ def test_the_end_of_no_job_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r'ends.jsonl, line 1: expected the end of a job, found \'{"seed": 1}'):
         fleet.read_jobs(path)
     (tmp_path / "ends.jsonl").write_text("")
-    with pytest.raises(ValueError, match=r"ends.jsonl has no job with faults and an account; expected one"):
+    with pytest.raises(
+        ValueError, match=r"ends.jsonl has no job that a fault has ended, with an account; expected one"
+    ):
         fleet.read_jobs(path)
 
 
 def test_a_replays_figures_take_the_place_of_two(tmp_path: Path) -> None:
     figures = fleet.measured(results.read(write_replay(tmp_path)))
-    assert figures.restart_s == 8.0
-    assert figures.lost_node_s == pytest.approx(69.0, abs=1.0)
+    assert figures.restart_s == 7.0
+    assert figures.lost_node_s == 69.0
     with pytest.raises(ValueError, match="found no recovered fault of the kind drain among 0; expected one"):
         fleet.measured([])
 
