@@ -2,7 +2,7 @@
 
     snapshots_process.py DIRECTORY STEPS PACE_S MIB
 
-MIB is so much more that each process has; if it has any, storage takes 10 MB/s from it.
+MIB is so much more that each process has; if it has any, storage takes ``storage_speed`` from it.
 Besides what ``elastic_training`` tells, the log says each snapshot that is safe, and it prints where the state was.
 """
 
@@ -18,13 +18,18 @@ from tests.multiprocess.launcher import here, say
 from tests.slow_storage import SlowStorage
 
 
+def storage_speed(mib: int) -> float:
+    """Bytes per second at which as many MiB take half a minute: 10 MB/s of 300."""
+    return (mib << 20) / 30
+
+
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s", stream=sys.stdout)
     logging.getLogger("gracepoint.checkpoint.saving.memory_snapshots").setLevel(logging.DEBUG)  # says what is safe
     directory, steps, pace_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     ballast_mib = int(sys.argv[4])
     if ballast_mib:
-        SlowStorage(setattr).bytes_per_s = 10e6
+        SlowStorage(setattr).bytes_per_s = storage_speed(ballast_mib)
     here().initialize_jax()
     session = gracepoint.attach(directory, grace_period_s=20.0)
 

@@ -3,7 +3,8 @@
 In the place of the operator stands a server that does nothing but say where snapshots go.
 
 The short form of the evacuation is part of ``make test``: next to nothing is sent, and nothing hurries. In ``make
-evacuations``, 100 times, each process has 300 MiB, storage takes 10 MB/s from it, and SIGKILL comes after 8.0 s.
+evacuations``, 100 times, each process has 300 MiB, storage takes 10 MB/s from it (of fewer, it takes as long), and
+SIGKILL comes after 8.0 s.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from gracepoint.wire.frames import SnapshotPlacement
 from gracepoint.wire.messages import Phase, Report, Resumption, SnapshotReport, Subscription
 from gracepoint.wire.names import Env
 from tests.elastic_training import GLOBAL_BATCH, floats_at, order
+from tests.multiprocess import snapshots_process
 from tests.multiprocess.launcher import Processes, said
 from tests.object_stores.fault_proxy import FaultProxy
 from tests.object_stores.faults import Fault, How, Rule
@@ -196,7 +198,7 @@ def test_gang_whose_storage_is_too_slow_for_the_notice_loses_no_step_though_a_no
 ) -> None:
     (directory := tmp_path / "steps").mkdir()
     # Of earlier saves: it would take far too long.
-    speed = 20e6 if MIB_EACH else 0.01
+    speed = 2 * snapshots_process.storage_speed(MIB_EACH) if MIB_EACH else 0.01
     measured = {"version": 1, "processes": 2, "bytes_per_s": {"streamed": [speed], "snapshot": [speed]}}
     (directory / ".gracepoint-throughput").write_text(json.dumps(measured))
     with cluster.start(2, 0, str(directory), ENDLESS, every=3 if MIB_EACH else 1000) as processes:

@@ -87,13 +87,13 @@ def _observed(request: RequestRecord, status: RequestStatus) -> RequestStatus:
 
 
 def _is_final(gang: GangSnapshot, request: RequestRecord) -> bool:
-    """A final phase never changes, except Expired, and Superseded if a preemption names the request in spite of that.
+    """A final phase never changes, except Expired, Evacuated, and Superseded if a preemption names the request anyway.
 
     A replica whose view is older may supersede a request of which the other one has notified the gang.
     """
     if request.status.phase is RequestPhase.SUPERSEDED:
         return request.adopted_by(gang.preemptions) is None
-    return request.has_ended and request.status.phase is not RequestPhase.EXPIRED
+    return request.has_ended and request.status.phase not in (RequestPhase.EXPIRED, RequestPhase.EVACUATED)
 
 
 def _status(gang: GangSnapshot, request: RequestRecord) -> RequestStatus | None:

@@ -134,13 +134,14 @@ def final_requests(
 
 
 def _stays_ended(request: RequestRecord, preemption: PreemptionRecord | None, now: float) -> bool:
-    """A late report corrects a record that has Expired, and a record may name a request that was Superseded."""
+    """A record that has Expired or is Evacuated may be Committed later, and one may name a Superseded request."""
     if preemption is None:
         return True
     if preemption.ended_at is None:
         return False
     same = RequestPhase(preemption.phase) is request.status.phase
-    return (same and preemption.phase is not Phase.EXPIRED) or now - preemption.ended_at > SHORTEST_S
+    is_last = same and preemption.phase not in (Phase.EXPIRED, Phase.EVACUATED)
+    return is_last or now - preemption.ended_at > SHORTEST_S
 
 
 def _decisive(preemptions: Iterable[PreemptionRecord]) -> set[Key]:

@@ -55,6 +55,17 @@ def test_request_is_adopted_by_its_preemption_and_shows_the_outcome() -> None:
     assert answered(scene)[0] == "Committed"
 
 
+@pytest.mark.parametrize(("before", "after"), [("Expired", 1), ("Evacuated", 1), ("Committed", 0), ("Failed", 0)])
+def test_a_request_follows_its_preemption_to_a_later_commit(before: str, after: int) -> None:
+    scene = Scene()
+    scene.recorded(phase="Committed", ended_at=NOW + 9, requests=["leave"])
+    ended = objects.request()
+    ended["status"] = {"phase": before, "message": "as it was", "observedGeneration": 1}
+    scene.seen(kinds.REQUESTS, ended)
+    answers = [item.status.phase for item in scene.decisions() if isinstance(item, Answer)]
+    assert answers == [RequestPhase.COMMITTED] * after
+
+
 def test_a_request_joins_the_preemption_that_is_in_progress() -> None:
     scene = Scene()
     scene.taint("node-1", "ToBeDeletedByClusterAutoscaler")
