@@ -402,6 +402,40 @@ async def test_an_attempt_waits_once_for_the_api_server_and_not_for_one_answer_a
         assert (await replica.phase("Noticed"))["spec"]["cause"] == "ScaleDown"
 
 
+async def test_what_the_answer_does_not_need_is_not_waited_for(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eviction_hold, "LOOK_WITHIN_S", 600.0)
+    reads, begun, ended, both_hang = api.get, [], [], asyncio.Event()
+
+    async def hangs(kind: kinds.Kind) -> None:
+        begun.append(kind)
+        if len(begun) == 2:
+            both_hang.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(kind)
+
+    async def get(kind: kinds.Kind, namespace: str | None, name: str) -> Any:
+        if kind is kinds.NODES:
+            await hangs(kind)
+        await both_hang.wait()
+        return await reads(kind, namespace, name)
+
+    async def listed(kind: kinds.Kind, **options: Any) -> Any:
+        await hangs(kind)
+
+    async with running(api, clock) as first, running(api, clock, "replica-b") as second:
+        await evict(first)
+        await first.phase("Noticed")
+        monkeypatch.setattr(api, "get", get)
+        monkeypatch.setattr(api, "list", listed)
+        async with asyncio.timeout(60):
+            assert await evict(second) is not None  # its watch has not brought the Preemption
+        assert set(ended) == {kinds.POD_DISRUPTION_BUDGETS, kinds.NODES}
+
+
 async def test_an_eviction_from_a_node_that_is_gone_is_held(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.api.remove(kinds.NODES, objects.node("node-1"))
