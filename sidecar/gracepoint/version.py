@@ -1,3 +1,3 @@
 """The library's version, where every module may read it. `make generate` writes it: pyproject.toml has it."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
