@@ -89,7 +89,7 @@ from gracepoint_operator.workloads import BY_PLACE, Workload
 logger = logging.getLogger(__name__)
 
 #: The loop does other work after this time. Both times are CPU time of the loop's thread.
-_SLICE_S = 0.01
+SLICE_S = 0.01
 #: A decision that takes longer is followed by a rest of its workload, this number of times as long.
 _LONG_S = 0.02
 _REST = 4
@@ -97,7 +97,7 @@ _REST = 4
 _AGAIN_S = 1.0
 #: Other work of the loop comes between the steps of a decision about a gang with more pods: a step with 4,000 takes
 #: about 10 ms. Each step then looks at the gang anew, as it may have changed.
-_MANY_PODS = 512
+MANY_PODS = 512
 
 #: A decision about a workload, step by step. Its first step carries out what was decided. It returns when the workload
 #: has to be decided about again without an event, in seconds since the epoch. None: only after an event.
@@ -236,7 +236,7 @@ class DecisionQueue:
     def _run(self) -> None:
         """Decides for one slice of time."""
         self._scheduled = False
-        until_s = time.thread_time() + _SLICE_S
+        until_s = time.thread_time() + SLICE_S
         while queue := self._begun or self._waiting or self._round:
             uid = next(iter(queue))
             if queue is not self._begun:
@@ -299,7 +299,7 @@ class Reconciler:
         gang = self._cache.gang(uid)
         self._carry_out(uid, gang, now)
         # What follows is only recorded: no notice waits for it.
-        has_many = len(gang.pods) > _MANY_PODS
+        has_many = len(gang.pods) > MANY_PODS
         if has_many:
             yield
             gang = self._cache.gang(uid)

@@ -208,7 +208,7 @@ _LIST_TIMEOUT_S = 30.0
 _FIRST_PAGE = 50
 _PAGE_BYTES = 1024 * 1024
 _LARGEST_PAGE = 1000
-_THREADS = 8
+THREADS = 8
 _WRITES = frozenset({"POST", "PATCH"})
 
 
@@ -241,7 +241,7 @@ class KubeClient:
         self._name = name
         self._count = count
         self._request_timeout_s = request_timeout_s
-        self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="kube")
+        self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="kube")
         self._pools = [self._threads]  # also of the clients that ``apart`` has returned
 
     @staticmethod
@@ -281,7 +281,7 @@ class KubeClient:
                 f"no configuration for the API server (kubeconfig {kubeconfig!r}, context {context!r}): "
                 f"{error}; run inside a cluster with a service account, or name a kubeconfig file"
             ) from error
-        configuration.connection_pool_maxsize = 2 * _THREADS  # with those of ``apart``
+        configuration.connection_pool_maxsize = 2 * THREADS  # with those of ``apart``
         configuration.retries = False  # the callers decide whether and when to try again
         client = kubernetes.client.ApiClient(configuration)
         if as_user is not None:
@@ -306,7 +306,7 @@ class KubeClient:
 
     def apart(self) -> KubeClient:
         """Returns a client with threads of its own: its calls never wait for those of this one, which closes it."""
-        threads = concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="kube apart")
+        threads = concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="kube apart")
         self._pools.append(threads)
         other = copy.copy(self)
         vars(other).update(_threads=threads)

@@ -14,7 +14,7 @@ A connection stays open while its process lives. When all are there, process 0 c
 a process that died, for which JAX would wait in vain, or because of which it would abort the others. All others leave
 at once then, with the exit code for that. Later on it is noted who died (``Gathering.lost``): a process that cannot go
 on without another one has not failed itself. JAX would abort it: at once if process 0 is dead, else after its heartbeat
-timeout. So all leave by that exit code before: at once, or when training has not gone on for ``_STANDS_S``.
+timeout. So all leave by that exit code before: at once, or when training has not gone on for ``STANDS_S``.
 
 A message is a line of JSON. What is no introduction is closed: whoever scans ports, speaks another protocol or says
 nothing takes no place for long, and is named in the log if it speaks JAX's protocol.
@@ -58,7 +58,7 @@ SAY_EVERY_S = 30.0
 #: Seconds after which a process 0 that says nothing is asked anew.
 SILENT_S = 90.0
 #: Seconds within which whoever connects has to introduce itself.
-_INTRODUCTION_S = 10.0
+INTRODUCTION_S = 10.0
 #: Seconds that an attempt to connect takes at most.
 _CONNECT_S = 1.0
 #: Seconds that one look at a name takes at most. The resolver continues meanwhile.
@@ -81,11 +81,11 @@ _HTTP2_PREFACE = b"PRI * HTTP/2.0"
 _JOIN_S = 1.0
 #: Seconds without a sync point after a process was lost, until the others leave. JAX ends them after half of
 #: ``HEARTBEAT_S`` at the earliest, counted from the death, and a silent death is noticed after 90 s.
-_STANDS_S = 10.0
+STANDS_S = 10.0
 #: Seconds after the loss of a connection in which training has gone on, so that the process at its end must live.
-_GOES_ON_S = 30.0
+GOES_ON_S = 30.0
 #: Seconds after which a quiet connection carries a message: proxies of a service mesh close those that carry none.
-_ALIVE_S = 60.0
+ALIVE_S = 60.0
 #: Seconds for a look whether process 0 has ended: then its port refuses at once.
 _LOOK_S = 0.5
 #: Seconds that process 0, which hosts JAX's service, gives the others to leave before it.
@@ -350,7 +350,7 @@ class Gathering:
                     if self._stands():
                         self._end_all(f"{self._lost}, and training does not go on")
                         return
-                    ready = [key for key, _ in selector.select(min(left_s, 1.0 if self._lost else _ALIVE_S))]
+                    ready = [key for key, _ in selector.select(min(left_s, 1.0 if self._lost else ALIVE_S))]
                     if not ready and not self._lost:
                         self._tell(alive=True)
                     if any(key.data is None for key in ready):
@@ -403,12 +403,12 @@ class Gathering:
             return False
         if goes_on():
             self._stands_since_s = time.monotonic()
-            if self._stands_since_s - self._lost_at_s > _GOES_ON_S:
+            if self._stands_since_s - self._lost_at_s > GOES_ON_S:
                 logger.warning("training goes on, so only a connection was lost, though %s", self._lost)
                 self._lost = ""
                 self._has_lost.clear()
                 return False
-        return time.monotonic() - self._stands_since_s >= _STANDS_S
+        return time.monotonic() - self._stands_since_s >= STANDS_S
 
     def _note(self, reason: str) -> None:
         """Notes who died, and in process 0 tells the others."""
@@ -661,7 +661,7 @@ class Host:
 
     def _drop_silent(self) -> None:
         now_s = time.monotonic()
-        for line in [line for line in self._strangers if now_s - line.since_s > _INTRODUCTION_S]:
+        for line in [line for line in self._strangers if now_s - line.since_s > INTRODUCTION_S]:
             self._drop(line)
 
     def _drop(self, line: Line) -> None:
@@ -846,7 +846,7 @@ class Guest:
                     for message in messages:
                         if (is_all_there := self._heard(line, message)) is not None:
                             return is_all_there
-                elif line.who is None and time.monotonic() - silent_since_s > _INTRODUCTION_S:
+                elif line.who is None and time.monotonic() - silent_since_s > INTRODUCTION_S:
                     self._known = "something answers there that says nothing"
                     return False
                 elif time.monotonic() - silent_since_s > SILENT_S:

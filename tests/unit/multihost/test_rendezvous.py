@@ -239,7 +239,7 @@ def test_silent_connections_take_no_place_for_long(address: str, come: Come) -> 
 
 
 def test_a_silent_connection_is_closed_in_time(address: str, come: Come, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_INTRODUCTION_S", 0.05)
+    monkeypatch.setattr(rendezvous, "INTRODUCTION_S", 0.05)
     host = come(introduction(0))
     with connected(address) as silent:
         assert silent.recv(1) == b""
@@ -460,7 +460,7 @@ def test_if_one_dies_later_on_the_others_know_who_and_leave_if_it_was_process_0(
 def test_if_training_does_not_go_on_without_the_dead_process_all_leave(
     come: Come, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rendezvous, "_STANDS_S", 0.2)
+    monkeypatch.setattr(rendezvous, "STANDS_S", 0.2)
     goes_on = threading.Event()
     goes_on.set()
     with attached(come, 3) as processes:
@@ -479,8 +479,8 @@ def test_if_training_does_not_go_on_without_the_dead_process_all_leave(
 def test_a_connection_that_was_lost_is_forgotten_once_training_has_gone_on(
     come: Come, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rendezvous, "_GOES_ON_S", 0.1)
-    monkeypatch.setattr(rendezvous, "_STANDS_S", 0.5)
+    monkeypatch.setattr(rendezvous, "GOES_ON_S", 0.1)
+    monkeypatch.setattr(rendezvous, "STANDS_S", 0.5)
     goes_on = threading.Event()
     goes_on.set()
     with attached(come, 2) as processes:
@@ -496,7 +496,7 @@ def test_a_connection_that_was_lost_is_forgotten_once_training_has_gone_on(
 def test_who_begins_to_watch_after_a_loss_has_time_for_the_first_step(
     come: Come, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rendezvous, "_STANDS_S", 3.0)
+    monkeypatch.setattr(rendezvous, "STANDS_S", 3.0)
     with attached(come, 2) as processes:
         (host, end, _), (_, _, lines) = processes
         die(lines)
@@ -507,7 +507,7 @@ def test_who_begins_to_watch_after_a_loss_has_time_for_the_first_step(
 
 
 def test_a_quiet_connection_carries_a_message(come: Come, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_ALIVE_S", 0.05)
+    monkeypatch.setattr(rendezvous, "ALIVE_S", 0.05)
     heard = threading.Event()
     receive = Line.receive
 

@@ -609,8 +609,8 @@ async def test_many_events_that_waited_bring_about_one_decision(
 async def test_of_a_large_gang_what_is_only_recorded_comes_after_other_work_of_the_loop(
     api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "_SLICE_S", 0.0)
-    monkeypatch.setattr(controller, "_MANY_PODS", 1)  # it has two
+    monkeypatch.setattr(controller, "SLICE_S", 0.0)
+    monkeypatch.setattr(controller, "MANY_PODS", 1)  # it has two
     order: list[str] = []
     async with running(api, clock) as replica:
         subscriber, writers = replica.subscribe(), replica.core.writers

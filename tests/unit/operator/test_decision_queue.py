@@ -132,7 +132,7 @@ async def test_other_work_of_the_loop_comes_between_the_steps_of_a_long_decision
 ) -> None:
     decisions = Decisions(Clock())
     decisions.steps = 3
-    monkeypatch.setattr(controller, "_SLICE_S", 0.0)  # a step each
+    monkeypatch.setattr(controller, "SLICE_S", 0.0)  # a step each
     decisions.queue.decide_now("a")
     assert decisions.made == ["a 1"], "what was decided is carried out at once"
     asyncio.get_running_loop().call_soon(decisions.made.append, "other")

@@ -81,9 +81,9 @@ async def test_calls_apart_do_not_wait_for_the_others_and_all_end_together() -> 
 
     api = client.KubeClient(mock.Mock(call_api=call_api))
     apart = api.apart()
-    slow = [asyncio.create_task(api.get(objects.NODES, None, "slow")) for _ in range(2 * client._THREADS)]
+    slow = [asyncio.create_task(api.get(objects.NODES, None, "slow")) for _ in range(2 * client.THREADS)]
     try:
-        for _ in range(client._THREADS):
+        for _ in range(client.THREADS):
             assert await asyncio.to_thread(arrived.acquire, timeout=60)
         assert (await apart.get(objects.NODES, None, "quick"))["path"].endswith("/quick")
         assert not any(task.done() for task in slow)
