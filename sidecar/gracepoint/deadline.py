@@ -369,7 +369,7 @@ def plan(now: Situation) -> Plan:
     if now.state_bytes is None:
         return current(Choice.SAVE_NOW, f"step {now.step} is saved: nothing was measured yet, {remaining}")
     if snapshot is not None and snapshot.step == now.step:
-        if writing:
+        if writing and (margin * memory_s > left_s or margin * now.finish_s <= left_s):
             return current(Choice.FINISH_IN_FLIGHT, f"the save in progress is of step {now.step} itself")
         if snapshot.state is SnapshotState.COMMITTED:
             return current(Choice.SAVE_NOW, f"step {now.step} is committed already")

@@ -422,10 +422,12 @@ def note_of_move(preemption: PreemptionRecord) -> Note:
 
 def note_of_resumption(preemption: PreemptionRecord) -> Note:
     """The Event of a gang that has restored a checkpoint."""
-    where = ", which the memory of nodes had" if preemption.status.restored_from_memory else ""
-    return Note(
-        REASON_RESUMED, f"{preemption.name}: training continues from step {preemption.status.restored_step}{where}"
-    )
+    status = preemption.status
+    where = ", which the memory of nodes had" if status.restored_from_memory else ""
+    is_lost = preemption.phase is Phase.EVACUATED and (status.restored_step or 0) < (status.step or 0)
+    lost = f"; no snapshot server has step {status.step} any more" if is_lost else ""
+    message = f"{preemption.name}: training continues from step {status.restored_step}{where}{lost}"
+    return Note(REASON_RESUMED, message, warning=is_lost)
 
 
 REASON_STALLED = "TrainingStalled"

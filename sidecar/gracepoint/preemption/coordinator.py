@@ -159,7 +159,7 @@ class Coordinator:
         self._stall_watch = reports.watch(executor, me, self.activities, clock)
 
         # Last, what this process itself is notified of: all that it may set off is there.
-        publisher = NoticePublisher(mailbox, self._agreement, me, clock)
+        publisher = NoticePublisher(mailbox, self._agreement, me, clock, settings.node_name)
         mailbox.listen(publisher.posted, publisher.retracted)
         memory = checkpointer.memory
         place = None if memory is None else memory.servers.take

@@ -205,10 +205,16 @@ class EmergencySave:
         except Exception as failure:  # whatever it is, storage or an older step is left
             error = f"process {self._gang.process_index}: {failure}"
             logger.error("the step goes to no snapshot server: %s", failure, exc_info=failure)
-        with self._waiting_at(key) as deadline:
-            word = _Sent(copies, part_bytes, self._budget.time_left_s(), error).to_json()
-            sent = _Sent.from_json(self._gang.reduce(key, word, _sent_by_all, timeout_s=deadline.remaining_s()))
-        if not sent.error:
+        is_safe = False
+        try:
+            with self._waiting_at(key) as deadline:
+                word = _Sent(copies, part_bytes, self._budget.time_left_s(), error).to_json()
+                sent = _Sent.from_json(self._gang.reduce(key, word, _sent_by_all, timeout_s=deadline.remaining_s()))
+            is_safe = not sent.error
+        finally:
+            if self._outcome.epoch.drill:
+                memory.make_room(is_safe=is_safe)
+        if is_safe:
             self._outcome.epoch.stages.mark("evacuated")
         return sent
 

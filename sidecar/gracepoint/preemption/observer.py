@@ -50,16 +50,27 @@ class NoticePublisher:
         agreement: Writes the notices on the bell.
         process_index: This process.
         clock: Returns monotonic seconds; the mailbox's clock.
+        node: The node of this process. None: it is not known.
     """
 
-    def __init__(self, mailbox: Mailbox, agreement: Agreement, process_index: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        agreement: Agreement,
+        process_index: int,
+        clock: Callable[[], float],
+        node: str | None = None,
+    ) -> None:
         self._mailbox = mailbox
         self._agreement = agreement
+        self._nodes = () if node is None else (node,)
         self._own = f"{process_index}/"
         self._clock = clock
 
     def posted(self, disruption: Disruption) -> None:
         """Called when a notice has come, or its deadline has moved."""
+        if not (disruption.preemption or disruption.nodes):  # the others would take it for one about their own nodes
+            disruption = dataclasses.replace(disruption, nodes=self._nodes)
         try:
             self._agreement.tell(
                 disruption.origin if disruption.preemption else self._own + disruption.origin,

@@ -240,6 +240,12 @@ def test_step_is_sent_to_memory_only_if_all_processes_can_and_as_fast_as_the_slo
     assert merged([quick, exactly(24)]).evacuation is None
 
 
+def test_a_step_whose_own_save_is_too_slow_goes_to_memory() -> None:
+    slow = Scenario(1000, 1, 27, 0.2, 0, SnapshotState.WRITING, 0.01, Choice.EVACUATE, 0, sends=2).situation()
+    assert plan(slow).choice is Choice.EVACUATE
+    assert plan(dataclasses.replace(slow, left_s=2000.0)).choice is Choice.FINISH_IN_FLIGHT
+
+
 def test_link_that_was_never_measured_is_assumed_to_be_slow() -> None:
     assert Evacuation(part_bytes=300_000_000, copies=2, bytes_per_s=None).send_s == 7.0
 

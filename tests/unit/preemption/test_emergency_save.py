@@ -84,6 +84,9 @@ class Memory:
             raise SaveFailed(self._error)
         return SafeSnapshot(step, self._copies, 0.0, 0.0, 8, ("node-a",))
 
+    def make_room(self, *, is_safe: bool) -> None:
+        pass
+
 
 class Observer(PreemptionObserver):
     """Notes what it has dealt with."""

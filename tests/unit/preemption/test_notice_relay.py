@@ -33,7 +33,7 @@ class Gang:
         self.ledger = Ledger()
         self.reachable = True
         for index, mailbox in enumerate(self.mailboxes):
-            publisher = NoticePublisher(mailbox, cast(Agreement, _End(self, index)), index, self.clock)
+            publisher = NoticePublisher(mailbox, cast(Agreement, _End(self, index)), index, self.clock, f"node-{index}")
             mailbox.listen(publisher.posted, publisher.retracted)
 
     def read(self) -> None:
@@ -88,6 +88,13 @@ def test_a_notice_to_one_process_is_in_every_mailbox() -> None:
     gang.read()
     assert gang.remaining_s() == [30, 30, 30]
     assert [m.current.preemption for m in gang.mailboxes if m.current] == ["gpt-1"] * 3
+
+
+def test_what_one_process_learns_alone_is_about_its_own_node() -> None:
+    gang = Gang(2)
+    gang.mailboxes[1].post(notice("", signal="gce preempted"))
+    gang.read()
+    assert [mailbox.leaving(f"node-{index}") for index, mailbox in enumerate(gang.mailboxes)] == [{"node-1"}] * 2
 
 
 def test_process_0_speaks_of_the_name_that_any_process_has() -> None:

@@ -7,7 +7,7 @@ of all its parts are there, and all processes know it when they have met. Then o
 Memory: the trainer holds one copy of its part, and one more for saves in the background, if there are any. If both are
 due at a step, and the arrays are stored alike, the copy of the save is sent. The servers together hold, of each part,
 ``copies`` of the step that is safe, and as many of the one that is being sent. Where a server may not hold so much, no
-snapshot is begun: the second one would not fit, and the first would grow old.
+snapshot is begun once one has failed: files that have not changed are held once, so two may fit all the same.
 
 The training thread calls all methods. It waits for nothing but the copy from its devices: if a snapshot is due while
 the one before is in progress anywhere, it is skipped by all. The first process that asks decides for all
@@ -48,7 +48,7 @@ from gracepoint.deadline import Deadline, Evacuation
 from gracepoint.errors import GracepointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
 from gracepoint.snapshots.held_values import VALUE_BYTES
-from gracepoint.snapshots.snapshot_servers import ServerAt, SnapshotServers
+from gracepoint.snapshots.snapshot_servers import PartName, ServerAt, SnapshotServers
 
 logger = logging.getLogger(__name__)
 
@@ -163,11 +163,13 @@ class MemorySnapshots:
         self._due = DueSaves(gang, f"{key}/due", fail=self._refuse)
         self._thread = BackgroundThread()
         self._current: _Sending | None = None
+        self._sent_now: PartName | None = None  # what ``send_now`` has begun last
         self._saves = 0
         self._retired = 0
         self._skipped_step = 0
         self._prepares = 0
-        self._shortage = ""  # why the servers may not hold the snapshots
+        self._shortage = ""  # why the servers may not hold two snapshots of which nothing is the same
+        self._has_failed = False  # a snapshot; then the shortage counts
         schedule = dataclasses.replace(settings.schedule, hastens=settings.schedule.every_steps != 1)
         self._known: frozenset[ServerAt] = frozenset()  # the servers at the step before
         self._part_bytes: int | None = None  # of this process; None before ``prepare``
@@ -201,7 +203,7 @@ class MemorySnapshots:
         key = f"{self._key}/limits/{self._prepares}"
         self._shortage = self._gang.reduce(key, answer, _shortage, timeout_s=_MEETING_TIMEOUT_S)
         if self._shortage and self._gang.process_index == 0:
-            logger.error("there are no snapshots: %s", self._shortage)
+            logger.error("there are no snapshots, unless much of the state stays the same: %s", self._shortage)
 
     def evacuation(self, leaving: Collection[str]) -> Evacuation | None:
         """Returns what ``send_now`` would do. None: it has no server, or nothing is prepared. Not collective.
@@ -235,7 +237,7 @@ class MemorySnapshots:
         servers = frozenset() if placement is None else frozenset(placement.servers)
         if self._known and servers != self._known:
             self.interval.hasten()
-            self._shortage = ""  # what the new ones may hold is found when they are full
+            self._shortage, self._has_failed = "", False  # what the new ones may hold is found when they are full
         self._known = servers
         return self.interval.is_due(step)
 
@@ -252,7 +254,7 @@ class MemorySnapshots:
             BarrierError: The other processes cannot be reached.
         """
         self._look()
-        reason = not_now or self._in_progress() or self._lacks_servers() or self._shortage
+        reason = not_now or self._in_progress() or self._lacks_servers() or (self._shortage if self._has_failed else "")
         decided = self._due.decide(step, sync_point=sync_point, ready=not reason, saves=self._saves, reason=reason)
         if not decided.begins:
             elsewhere = decided.process != self._gang.process_index
@@ -319,6 +321,7 @@ class MemorySnapshots:
         self._own.is_urgent, self._own.leaving = True, frozenset(leaving)
         try:
             with begun(save.part(), source, deadline, on_stage) as writing:
+                self._sent_now = self._own.part_of(key_of(temporary)).name
                 writing.make_durable(self._writer.write(writing.job(), deadline))
             sent = self._own.part_of(key_of(temporary))
         except OSError as error:
@@ -327,6 +330,23 @@ class MemorySnapshots:
             self._own.end(key_of(temporary))
             self._own.is_urgent, self._own.leaving = False, frozenset()  # after a drill, training goes on
         return SafeSnapshot(step, len(sent.nodes), taken_s, self._clock(), save.mine_bytes, sent.nodes, sent.sent_bytes)
+
+    def make_room(self, *, is_safe: bool) -> None:
+        """Drops what ``send_now`` has made superfluous, as training goes on: else the next snapshots would not fit.
+
+        Not collective. Never raises.
+
+        Args:
+            is_safe: Whether all parts of that step are there. If so, older steps are dropped, else this part is.
+        """
+        name, self._sent_now = self._sent_now, None
+        if name is None:
+            return
+        if is_safe:
+            self.servers.drop(before_step=name.step)
+            return
+        for folder in (name.done, name.folder):
+            self.servers.drop(folder=folder)
 
     def end(self, reason: str, timeout_s: float) -> None:
         """Ends the snapshot in progress, in all processes, and waits for its thread. Not collective. Never raises."""
@@ -443,6 +463,7 @@ class MemorySnapshots:
         """Takes the outcome of the snapshot before, if it has ended."""
         error = self._thread.take_error()
         if error is not None and self._current is not None:
+            self._has_failed = True
             self._skip(self._current.save.temporary.step or 0, str(error))
 
     def _skip(self, step: int, reason: str) -> None:

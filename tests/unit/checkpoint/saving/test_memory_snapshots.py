@@ -551,6 +551,10 @@ TWO_BYTES = 2 * ((1 << 20) + 4096)
 SMALL_BYTES = 1 << 17
 
 
+def mib_state(value: int) -> dict[str, jnp.ndarray]:
+    return {"w": MIB_STATE["w"] * value}
+
+
 def begins_where_a_job_may_have(
     tmp_path: Path, limit_bytes: int, gang: ProcessGroup | None = None
 ) -> tuple[StepCheckpointer, bool]:
@@ -558,7 +562,7 @@ def begins_where_a_job_may_have(
         nodes = Nodes(tmp_path, lambda: serve(workload_bytes=limit_bytes))
         first = nodes.training(gang)
         first.prepare(MIB_STATE)
-        begun = [pass_step(first, step, MIB_STATE) and wait(first) == step for step in (1, 2, 3)]
+        begun = [pass_step(first, step, mib_state(step)) and wait(first) == step for step in (1, 2, 3)]
         first.close(60)
         return first, all(begun)
 
@@ -568,12 +572,14 @@ def test_servers_that_may_hold_two_snapshots_get_them(tmp_path: Path) -> None:
     assert begins, taken(first).skips
 
 
-def test_servers_that_may_not_hold_two_snapshots_get_none_and_the_reason_has_both_numbers(
+def test_servers_that_may_not_hold_two_snapshots_get_one_and_the_reason_has_both_numbers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, begins = begins_where_a_job_may_have(tmp_path, TWO_BYTES - 1)
     assert not begins
-    assert taken(first).newest is None
+    newest = taken(first).newest
+    assert newest is not None
+    assert newest.step == 1
     assert f"need {TWO_BYTES} bytes in the server of node " in taken(first).skips.reason
     assert f"the job may have {TWO_BYTES - 1} there: raise snapshots.capacity" in taken(first).skips.reason
     assert [record.levelname for record in caplog.records if "there are no snapshots" in record.message] == ["ERROR"]
@@ -586,7 +592,10 @@ def test_the_parts_of_all_processes_count_in_each_server(tmp_path: Path) -> None
         def run(gang: ProcessGroup) -> str:
             first = nodes.training(gang)
             first.prepare(MIB_STATE)
-            assert not pass_step(first, 1, MIB_STATE)
+            snapshot(first, 1, mib_state(1))
+            assert pass_step(first, 2, mib_state(2))
+            assert wait(first) == 1
+            assert not pass_step(first, 3, mib_state(3))
             first.close(60)
             return taken(first).skips.reason
 
@@ -599,10 +608,22 @@ def test_other_servers_are_tried_though_those_of_the_start_may_not_hold_two_snap
         small = Nodes(tmp_path, lambda: serve(workload_bytes=TWO_BYTES - 1))
         first = small.training()
         first.prepare(MIB_STATE)
-        assert not pass_step(first, 1, MIB_STATE)
+        snapshot(first, 1, mib_state(1))
+        assert pass_step(first, 2, mib_state(2))
+        assert wait(first) == 1
+        assert not pass_step(first, 3, mib_state(3))
         taken(first).servers.place(Nodes(tmp_path, serve).placement())
-        assert pass_step(first, 2, MIB_STATE)
-        assert wait(first) == 2
+        snapshot(first, 4, mib_state(4))
+        first.close(60)
+
+
+def test_state_that_hardly_changes_needs_no_room_for_two_snapshots(tmp_path: Path) -> None:
+    with serving(tmp_path) as serve:
+        first = Nodes(tmp_path, lambda: serve(workload_bytes=(1 << 20) + SMALL_BYTES * 2)).training()
+        states = [MIB_STATE | {"adapter": jnp.full(1 << 12, step, jnp.float32)} for step in range(4)]
+        first.prepare(states[0])
+        for step in (1, 2, 3):
+            snapshot(first, step, states[step])
         first.close(60)
 
 
@@ -748,3 +769,17 @@ def test_a_stored_step_that_is_damaged_is_read_from_memory(nodes: Nodes) -> None
     assert found.step == 9
     assert found.from_memory
     assert_same(found.state, small_state(9))
+
+
+@pytest.mark.parametrize("is_safe", [True, False], ids=["in all processes", "not in all processes"])
+def test_snapshots_go_on_after_a_drill_in_which_a_step_was_sent_at_once(tmp_path: Path, is_safe: bool) -> None:
+    with serving(tmp_path) as serve:
+        nodes = Nodes(tmp_path, lambda: serve(workload_bytes=TWO_BYTES + SMALL_BYTES))
+        first, states = nodes.training(), [{"w": MIB_STATE["w"] + step} for step in range(5)]
+        first.prepare(states[0])
+        snapshot(first, 1, states[1])
+        taken(first).send_now(2, states[2], {"rng": 2}, deadline=Deadline.after(60, time.monotonic))
+        taken(first).make_room(is_safe=is_safe)
+        for step in (3, 4):
+            snapshot(first, step, states[step])
+        first.close(60)

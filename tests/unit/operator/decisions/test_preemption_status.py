@@ -422,6 +422,12 @@ def test_an_evacuated_step_is_committed_once_the_start_that_restored_it_has_save
         assert joined_status(known.status, after) == after
 
 
+def test_an_evacuated_step_that_was_not_restored_is_said_to_be_lost() -> None:
+    note = preemption_status.note_of_resumption(preemption({"step": 40, "restoredStep": 30}, phase="Evacuated"))
+    assert note.warning
+    assert note.message.endswith("continues from step 30; no snapshot server has step 40 any more")
+
+
 def test_a_proven_commit_says_that_no_report_had_arrived() -> None:
     found = preemption_status.proven_committed(preemption({"ordinal": 41}, phase="Expired"), resumption(40), NOW + 60)
     assert (found.phase, found.step, found.steps_lost, found.ordinal) == (Phase.COMMITTED, 40, 0, 41)
