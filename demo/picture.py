@@ -64,7 +64,7 @@ def timeline(
     )
 
 
-def without_notice(made: Timeline, *, lost: int, interval: int, restored_step: int) -> Timeline:
+def without_notice(made: Timeline, *, lost: int, interval: int, restored_step: int, source: str) -> Timeline:
     """Returns the timeline of a node that was switched off, with what came out.
 
     Args:
@@ -72,9 +72,10 @@ def without_notice(made: Timeline, *, lost: int, interval: int, restored_step: i
         lost: How many steps were trained again.
         interval: Steps between two snapshots.
         restored_step: The step that training continued from.
+        source: Where that step was, in words.
     """
     lost_steps = f"{lost} steps trained again, of {interval} between two snapshots"
-    again = f"continued from step {restored_step} in the memory of another node"
+    again = f"continued from step {restored_step} in {source}"
     return dataclasses.replace(
         made,
         title=f"{made.title.partition(':')[0]}: a node is switched off without notice",

@@ -46,6 +46,8 @@ _SETTINGS = (
 )
 _START_TIMEOUT_S = 120.0
 _TRAINING_TIMEOUT_S = 600.0
+#: Kubernetes takes a node for dead after 20 s (local) or 50 s (kind), its pods are deleted up to a minute later.
+_DEATH_TIMEOUT_S = 300.0
 _STATUS_TIMEOUT_S = 15.0
 _RESTORED = re.compile(r"restored step=(\d+) from_memory=(True|False)")
 
@@ -303,7 +305,7 @@ class Story:
             return bool(snapshot.running()) and observer.step >= dies_at and between
 
         what = f"step {dies_at}, and the middle between two snapshots"
-        node = observer.watch(what, is_between, timeout_s=_START_TIMEOUT_S).running()[0].node
+        node = observer.watch(what, is_between, timeout_s=_TRAINING_TIMEOUT_S).running()[0].node
         self._cluster.lose_node(node)
         died_unix_s = time.time()
         self._say(f"node {node} is switched off")
@@ -314,7 +316,7 @@ class Story:
         observer.watch(
             "training to go on without the node",
             lambda snapshot: (newest := run.newest()) is not None and newest.attempt > attempt,
-            timeout_s=_START_TIMEOUT_S,
+            timeout_s=_DEATH_TIMEOUT_S,
         )
         after = [each for each in records.read(run.output) if each.attempt > attempt]
         death = Death(
@@ -375,7 +377,9 @@ def _draw(death: Death, undisturbed: TrainingRun, disturbed: TrainingRun, folder
     steps = records.read(disturbed.output)
     taken_s = [each.unix_s - death.unix_s for each in steps if each.step == death.restored_step]
     observed = [Stage("nodeGone", "switched off", 0.0)]
-    observed.append(Stage("snapshot", f"snapshot of step {death.restored_step}", min(taken_s)))
+    if taken_s:
+        kind = "snapshot" if death.from_memory else "save"
+        observed.append(Stage("snapshot", f"{kind} of step {death.restored_step}", min(taken_s)))
     drawn = picture.timeline(
         found[0],
         zero_unix_s=death.unix_s,
@@ -384,8 +388,14 @@ def _draw(death: Death, undisturbed: TrainingRun, disturbed: TrainingRun, folder
         disturbed=steps,
         disturbance=f"a node was switched off at step {death.step}",
     )
-    lost = {"lost": death.steps_lost, "interval": SNAPSHOT_STEPS, "restored_step": death.restored_step}
-    picture.write(picture.without_notice(drawn, **lost), folder, "without-notice")
+    made = picture.without_notice(
+        drawn,
+        lost=death.steps_lost,
+        interval=SNAPSHOT_STEPS,
+        restored_step=death.restored_step,
+        source=death.source,
+    )
+    picture.write(made, folder, "without-notice")
 
 
 def broken_promises(result: Result, *, preemptions: int) -> list[str]:

@@ -243,7 +243,8 @@ class DecisionQueue:
                 self._begin(uid)
             worked_s = self._step(uid)
             if uid not in self._begun and worked_s > _LONG_S:
-                self._resting[uid] = uid in self._waiting  # an event may have come between its steps
+                # An event may have come between its steps; in a rest that goes on, it is noted there.
+                self._resting[uid] = uid in self._waiting or self._resting.get(uid, False)
                 self._waiting.pop(uid, None)
                 asyncio.get_running_loop().call_later(_REST * worked_s, self._rested, uid)
             if time.thread_time() >= until_s:

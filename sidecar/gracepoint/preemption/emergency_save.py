@@ -251,7 +251,7 @@ class EmergencySave:
         when = f"{abs(spare_s):.1f} s {'before' if spare_s >= 0 else 'after'} the deadline"
         where = "committed" if copies is None else f"safe in snapshot servers ({copies} copies)"
         reason = f"{'drill: ' if epoch.drill else ''}step {step} is {where}, {when}"
-        if copies is not None:
+        if copies is not None and not epoch.drill:
             reason = f"{reason}: the next start restores it from there, and saves it to storage"
         if steps_lost > 0 and epoch.plan is not None:
             reason = f"{reason}, in place of step {current}: {epoch.plan.reason}"

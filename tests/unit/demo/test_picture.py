@@ -79,14 +79,14 @@ def test_a_node_that_is_switched_off_is_drawn_with_the_snapshot_and_what_was_los
         disturbed=disturbed,
         disturbance="a node was switched off at step 93",
     )
-    made = picture.without_notice(drawn, lost=13, interval=40, restored_step=80)
+    made = picture.without_notice(drawn, lost=13, interval=40, restored_step=80, source="storage")
     assert {(moment.text, round(moment.at_s, 2)) for moment in made.moments} >= {
         ("switched off", -0.2),
         ("snapshot of step 80", -1.5),
     }
     assert made.facts == (
         "13 steps trained again, of 40 between two snapshots",
-        "continued from step 80 in the memory of another node",
+        "continued from step 80 in storage",
     )
     picture.write(made, tmp_path, "without-notice")
     assert "a node was switched off at step 93" in (tmp_path / "without-notice.svg").read_text()

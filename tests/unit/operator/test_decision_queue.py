@@ -172,3 +172,19 @@ async def test_an_error_in_a_later_step_is_followed_by_another_decision_soon() -
     clock.move(1)
     decisions.queue.add_due()
     await decisions.until(lambda: decisions.made == ["a 1", "a", "a 1", "a"])
+
+
+@pytest.mark.parametrize("decide", [DecisionQueue.decide_now, lambda queue, uid: queue.add_round([uid])])
+async def test_an_event_between_the_steps_of_a_decision_in_the_rest_of_another_one_is_decided_about(
+    monkeypatch: pytest.MonkeyPatch, decide: Callable[[DecisionQueue, str], None]
+) -> None:
+    decisions = Decisions(Clock())
+    monkeypatch.setattr(controller, "SLICE_S", 0.0)  # a step each
+    decisions.work_s = 0.05
+    decisions.queue.add(["big"])
+    await decisions.until(lambda: decisions.made == ["big"])
+    decisions.steps = 2
+    decide(decisions.queue, "big")
+    await decisions.until(lambda: decisions.made == ["big", "big 1"])
+    decisions.queue.add(["big"])
+    await decisions.until(lambda: decisions.made == ["big", "big 1", "big", "big 1", "big"])

@@ -323,7 +323,9 @@ def test_save_that_failed_in_one_process_keeps_none_from_sending_to_memory(pair:
 
 def test_after_a_drill_that_sends_to_memory_training_goes_on(pair: list[Process]) -> None:
     assert evacuating(pair, Memory(), Memory(), drill=True) == [None, None]
-    assert pair[0].sent.messages[-1].message.startswith("drill: step 10 is safe in snapshot servers")
+    message = pair[0].sent.messages[-1].message
+    assert message.startswith("drill: step 10 is safe in snapshot servers")
+    assert message.endswith("s before the deadline")
 
 
 @pytest.mark.parametrize(

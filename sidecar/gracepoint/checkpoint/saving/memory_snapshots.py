@@ -172,6 +172,7 @@ class MemorySnapshots:
         self._has_failed = False  # a snapshot; then the shortage counts
         schedule = dataclasses.replace(settings.schedule, hastens=settings.schedule.every_steps != 1)
         self._known: frozenset[ServerAt] = frozenset()  # the servers at the step before
+        self._asked: frozenset[ServerAt] = frozenset()  # the servers when they were asked what they may hold
         self._part_bytes: int | None = None  # of this process; None before ``prepare``
         self._rates: tuple[float, ...] = ()  # bytes per second that were sent; each snapshot's thread replaces it
         self.interval = SaveInterval(schedule, gang=gang, key=f"{key}/cadence", clock=clock)
@@ -181,7 +182,7 @@ class MemorySnapshots:
     def prepare(self, state: Any, *, host_state: Callable[[], Mapping[str, Any]] = dict, held_bytes: int) -> None:
         """Plans the snapshots, and reserves and touches the memory for the copy of this process's part.
 
-        Asks the servers whether they may hold them. If not, none is begun until there are other servers.
+        Asks the servers whether they may hold them. If not, none is begun once one has failed, until there are others.
 
         Args:
             state: A state of the form that will be sent.
@@ -197,6 +198,7 @@ class MemorySnapshots:
         mine = [chunk.bytes for chunk in prepared.plan.chunks if chunk.mine]
         self._part_bytes = sum(mine)
         need_bytes = 2 * (self._part_bytes + VALUE_BYTES * len(mine))
+        self._asked = self._servers_now()
         limits = self.servers.limits(_LIMITS_S)
         answer = json.dumps([[server.node, server.address, need_bytes, limit] for server, limit in limits.items()])
         self._prepares += 1
@@ -233,13 +235,17 @@ class MemorySnapshots:
         Raises:
             BarrierTimeout: Process 0 is far behind.
         """
-        placement = self.servers.placement
-        servers = frozenset() if placement is None else frozenset(placement.servers)
+        servers = self._servers_now()
+        if servers != self._asked:
+            self._shortage = ""  # what the new ones may hold is found when they are full
         if self._known and servers != self._known:
             self.interval.hasten()
-            self._shortage, self._has_failed = "", False  # what the new ones may hold is found when they are full
         self._known = servers
         return self.interval.is_due(step)
+
+    def _servers_now(self) -> frozenset[ServerAt]:
+        placement = self.servers.placement
+        return frozenset() if placement is None else frozenset(placement.servers)
 
     def begins(self, step: int, *, sync_point: int, not_now: str = "") -> bool:
         """Returns whether the snapshot that is due at this step is taken. If it is, the caller calls ``begin``.

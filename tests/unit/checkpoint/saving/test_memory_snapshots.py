@@ -627,6 +627,16 @@ def test_state_that_hardly_changes_needs_no_room_for_two_snapshots(tmp_path: Pat
         first.close(60)
 
 
+def test_servers_that_come_while_all_meet_for_the_first_step_are_tried_too(tmp_path: Path) -> None:
+    with serving(tmp_path) as serve:
+        first = Nodes(tmp_path, lambda: serve(workload_bytes=TWO_BYTES - 1)).training()
+        first.prepare(MIB_STATE)
+        taken(first).servers.place(Nodes(tmp_path, serve).placement())
+        assert pass_step(first, 1, MIB_STATE), taken(first).skips
+        assert wait(first) == 1
+        first.close(60)
+
+
 def test_snapshot_is_brought_forward_when_the_servers_have_changed(nodes: Nodes) -> None:
     first = nodes.training(schedule=SaveSchedule(every_steps=1000))
     assert not [step for step in range(1, 9) if pass_step(first, step, small_state(step))]
