@@ -319,7 +319,7 @@ class DeadlinePolicy(Model):
     """How early an emergency save starts."""
 
     margin: Annotated[float, Field(ge=1, le=10)] = 1.25
-    """The save starts this factor times its predicted duration before the deadline."""
+    """The save starts this many times its predicted duration before the deadline."""
     head_start_seconds: Annotated[float, Field(ge=0, le=86_400)] = DEFAULT_HEAD_START_S
     """The save starts at least this number of seconds before the deadline; at once if less is left. 0: only the
     prediction counts."""
@@ -372,8 +372,8 @@ class Sidecars(Model):
     training has left, so that the gang does not come back elsewhere."""
 
     end_with_training: bool = False
-    """True: the operator deletes pods that other containers keep running, once all processes have left with an exit
-    code of afterSave; at once after startup.notJoinedExitCode. It needs the chart's podDeletion.enabled."""
+    """True: the operator deletes pods that other containers keep running: after an exit code of afterSave once all
+    processes have left, after startup.notJoinedExitCode at once. It needs the chart's podDeletion.enabled."""
 
 
 class ExitBreaker(Model):
@@ -397,7 +397,7 @@ class EvictionHoldPolicy(Model):
     """True: an eviction of one of the gang's pods (kubectl drain, autoscalers, the descheduler) is answered with 429,
     try again later, until the save is committed. False: it is allowed at once."""
     bound_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
-    """Seconds after the first attempt at which evictions are allowed in any case: the deadline of the save, so more
+    """Seconds from the first attempt until evictions are allowed in any case. It is the save's deadline: choose more
     than a save takes. If it is more than deadline.headStartSeconds, training continues for the difference. Limited by
     the chart's evictions.longestHoldSeconds (600) and by ClusterCheckpointPolicies."""
 
@@ -409,17 +409,17 @@ class VoluntaryDisruption(Model):
     """While the newest checkpoint of a gang is older than this number of seconds, its pods have the annotations
     karpenter.sh/do-not-disrupt and cluster-autoscaler.kubernetes.io/safe-to-evict, so that their nodes are not removed.
     Right after a restore, a checkpoint counts as new. Choose more than the time between two periodic saves. A gang
-    without an account in status.goodput (50 workloads at most) is not protected. It needs the chart's
-    protection.enabled. 0: the annotations are not touched."""
+    that status.goodput lacks (it has 50 workloads at most) is not protected. It needs the chart's protection.enabled.
+    0: the annotations are not touched."""
 
 
 class LostNodePolicy(Model):
     """What happens to pods whose node is lost while they are being deleted."""
 
     delete_pods: bool = False
-    """True: a pod of the gang that stays Terminating is deleted by force once its node is gone, or is not ready and has
-    the taint node.kubernetes.io/out-of-service or has lost its NodeClaim; never because the node is only not ready, as
-    its processes may still run. It needs the chart's podDeletion.enabled. False: the pod is only named."""
+    """True: a pod of the gang that stays Terminating is deleted by force once its node is gone, or is not ready and
+    either has the taint node.kubernetes.io/out-of-service or has lost its NodeClaim; never because the node is only not
+    ready, as processes may still run. It needs the chart's podDeletion.enabled. False: the pod is only named."""
 
 
 class StallAction(StrEnum):
@@ -437,8 +437,8 @@ class StallPolicy(Model):
     compilation is progress as long as it computes. Choose more than the longest evaluation without a sync point. 0:
     nothing is watched."""
     action: StallAction = StallAction.REPORT
-    """Report: a log line, an Event, the condition Progressing and a metric. Restart: the processes exit with code 1,
-    too, so that the JobSet starts again at the newest checkpoint, which counts."""
+    """Report: a log line, an Event, the condition Progressing and a metric. Restart: the processes also exit with code
+    1: the JobSet starts again at the newest checkpoint, and the restart counts."""
 
 
 class PolicyInForce(Model):

@@ -79,7 +79,7 @@ _GKE = (
         confidence=SURE,
         cancelable=False,
         deadline=after(660.0),
-        about="Set when a maintenance begins. Pods were stopped 11 to 40 minutes later; the 11 count.",
+        about="Set when a maintenance begins. Pods were stopped 11 to 40 minutes later; 11 are assumed.",
     ),
     Row(
         name="gke-active-maintenance",
@@ -88,7 +88,7 @@ _GKE = (
         cause=Cause.MAINTENANCE,
         confidence=SURE,
         cancelable=False,
-        about="Set when a maintenance begins; removed when it is over. With ONGOING, pods are being stopped.",
+        about="Set when a maintenance begins; removed when it is over. Value ONGOING: pods are being stopped.",
     ),
     Row(
         name="gke-scheduled-maintenance",
@@ -158,7 +158,7 @@ _AWS = (
         confidence=HINT,
         cancelable=True,
         about="An interruption is likelier; EC2 says neither when, nor that it is over. The handler cordons the node, "
-        "and may evict the pods, with the cause Rebalance.",
+        "and may evict the pods (cause: Rebalance).",
     ),
 )
 
@@ -212,7 +212,7 @@ _KARPENTER = (
         cancelable=False,
         deadline=after(EC2_NOTICE_S),
         about="The node goes away: its replacement is ready, it is empty, too old or defective, or the cloud takes the "
-        "machine. Pods without do-not-disrupt are evicted at once. Karpenter does not write when the cloud takes "
+        "machine. Pods without do-not-disrupt are evicted at once. Karpenter does not say when the cloud takes "
         "the machine, so EC2's two minutes count.",
     ),
     Row(
@@ -265,28 +265,28 @@ _AKS = (
         30.0,
         SURE,
         Cause.SPOT_TERMINATION,
-        "A Spot machine is taken back, 30 s ahead at most. Auto-drain evicts the pods.",
+        "A Spot machine is taken back within 30 s. Auto-drain evicts the pods.",
     ),
     _aks_event(
         "Terminate",
         300.0,
         SURE,
         Cause.SCALE_DOWN,
-        "The machine is deleted, 5 to 15 minutes ahead. Auto-drain evicts the pods if the scale set has notifications.",
+        "The machine is deleted 5 to 15 minutes later. Auto-drain evicts the pods if the scale set has notifications.",
     ),
     _aks_event(
         "Redeploy",
         600.0,
         SURE,
         Cause.MAINTENANCE,
-        "The machine moves and loses its disks, 10 minutes ahead. Auto-drain evicts the pods.",
+        "The machine moves and loses its disks 10 minutes later. Auto-drain evicts the pods.",
     ),
     _aks_event(
         "Reboot",
         900.0,
         SURE,
         Cause.MAINTENANCE,
-        "The machine restarts, 15 minutes ahead; nobody evicts the pods. These five conditions are "
+        "The machine restarts 15 minutes later; nobody evicts the pods. These five conditions are "
         "node-problem-detector's, and False again when the event is over or called off "
         "(learn.microsoft.com/azure/virtual-machines/linux/scheduled-events).",
     ),
@@ -356,7 +356,7 @@ _NODES = (
         cancelable=False,
         deadline=after(120.0),
         about="A finalizer holds the deleted Node until its machine is given back. Karpenter deletes Node and "
-        "NodeClaim with each other; its 120 s count.",
+        "NodeClaim together; its 120 s count.",
     ),
     Row(
         name="node-not-ready",
@@ -461,7 +461,7 @@ _PODS = (
         cancelable=False,
         deadline=DeadlineRule(grace_cap_seconds=KUBELET_SHUTDOWN_S),
         about="Pressure on the node, a graceful node shutdown, or a critical pod. How much of its grace period the pod "
-        "gets is not stated, under a hard threshold none; the time of a node shutdown is assumed.",
+        "gets is not stated (under a hard threshold, none); that of a node shutdown is assumed.",
     ),
     _pod_condition(
         "pod-disrupted", "", Cause.POD_DELETION, "Any other reason, such as JobSet's ExclusivePlacementViolation."
