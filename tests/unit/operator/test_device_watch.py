@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
 
 import pytest
 
@@ -40,9 +39,10 @@ async def test_devices_are_listed_and_watched_only_if_wanted(wanted: bool) -> No
 
 @pytest.mark.parametrize("wanted", [pytest.param(False, id="not wanted"), pytest.param(True, id="wanted")])
 def test_each_kind_of_devices_has_a_thread_only_if_wanted(wanted: bool) -> None:
-    api, metrics = cast(Any, None), Metrics()
+    clock, metrics = Clock(), Metrics()
+    api = MemoryApi(clock)
     Watches(
-        Controller(api, metrics, Clock(), ControllerSettings("replica-a", watches_devices=wanted)),
+        Controller(api, metrics, clock, ControllerSettings("replica-a", watches_devices=wanted)),
         api,
         metrics,
         replica="replica-a",
