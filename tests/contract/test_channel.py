@@ -46,7 +46,7 @@ from tests.contract.fakes.replicas import NAME, WAIT_S, Replica, Stream
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE
-from tests.unit.operator.fakes.replica import report, subscription
+from tests.unit.operator.fakes.replica import forecast, report, subscription
 from tests.waiting import until
 
 
@@ -502,15 +502,4 @@ def _conditions(api: MemoryApi) -> dict[str, tuple[str, str]]:
 
 def _forecast(saves: int) -> Forecast:
     spent = Spent(now_s=100.0, joined_s=2.0, restored_s=4.0, trained_s=8.0, saves=saves, saves_s=0.5 * saves)
-    return Forecast(
-        pod_uid="uid-pod-0-0",
-        session="s-0",
-        workload_uid=JOBSET_UID,
-        state_bytes=1,
-        step_s=0.1,
-        drain_s=0.1,
-        save_s=0.5,
-        margin=1.25,
-        spent=spent,
-        takes_interval=True,
-    )
+    return dataclasses.replace(forecast(spent), takes_interval=True)

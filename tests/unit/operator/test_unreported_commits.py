@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from gracepoint.wire.messages import Forecast, Phase, Resumption, SavedFor, Spent
+from gracepoint.wire.messages import Phase, Resumption, SavedFor, Spent
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.client import JsonObject
 from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, Clock
-from tests.unit.operator.fakes.replica import Replica, report, running, until
+from tests.unit.operator.fakes.replica import Replica, forecast, report, running, until
 
 FIRST, SECOND = (f"train-{JOBSET_UID[:8]}-{number}" for number in (1, 2))
 
@@ -23,6 +23,14 @@ def saved_for(preemption: str = FIRST, *, attempt: int = 0) -> SavedFor:
         restart_attempt=attempt,
         spent=Spent(now_s=30.0, joined_s=1.0, left_s=30.0),
     )
+
+
+async def reach(replica: Replica, phase: Phase) -> None:
+    """The gang is noticed, and reports the phase."""
+    replica.taint()
+    await replica.phase("Noticed")
+    await replica.report(phase)
+    await replica.phase(phase)
 
 
 def restart(replica: Replica, attempt: int = 1) -> None:
@@ -124,10 +132,7 @@ async def test_proof_during_the_next_preemption_leaves_that_one_open(api: Memory
 
 async def test_a_checkpoint_of_an_earlier_preemption_proves_nothing_of_the_last(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
-        replica.taint()
-        await replica.phase("Noticed")
-        await replica.report(Phase.COMMITTED)
-        await replica.phase("Committed")
+        await reach(replica, Phase.COMMITTED)
         restart(replica)
         replica.taint("node-2")
         await recorded(replica, SECOND, "Noticed")
@@ -152,10 +157,7 @@ async def test_without_a_note_the_step_that_was_being_saved_counts(
     api: MemoryApi, clock: Clock, restored: int, attempt: int, phase: str
 ) -> None:
     async with running(api, clock) as replica:
-        replica.taint()
-        await replica.phase("Noticed")
-        await replica.report(Phase.DRAINED)
-        await replica.phase("Drained")
+        await reach(replica, Phase.DRAINED)
         for number in range(attempt):
             restart(replica, number + 1)
         await resume(replica, restored, attempt=attempt)
@@ -165,10 +167,7 @@ async def test_without_a_note_the_step_that_was_being_saved_counts(
 
 async def test_a_save_that_failed_stays_failed_whatever_is_restored(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
-        replica.taint()
-        await replica.phase("Noticed")
-        await replica.report(Phase.FAILED)
-        await replica.phase("Failed")
+        await reach(replica, Phase.FAILED)
         restart(replica)
         await resume(replica, saved=saved_for())
         await until(lambda: "restoredStep" in replica.named(FIRST)["status"], "the restored step")
@@ -181,10 +180,7 @@ async def test_an_evacuated_step_is_committed_once_the_gang_that_restored_it_has
     api: MemoryApi, clock: Clock, restored: int
 ) -> None:
     async with running(api, clock) as replica:
-        replica.taint()
-        await replica.phase("Noticed")
-        await replica.report(Phase.EVACUATED)
-        await replica.phase("Evacuated")
+        await reach(replica, Phase.EVACUATED)
         restart(replica)
         await resume(replica, restored, from_memory=True)
         await until(lambda: "restoredStep" in replica.named(FIRST)["status"], "the restored step")
@@ -192,7 +188,7 @@ async def test_an_evacuated_step_is_committed_once_the_gang_that_restored_it_has
         for saved_s in (None, 8.0):
             assert replica.named(FIRST)["status"]["phase"] == "Evacuated"
             spent = Spent(now_s=9.0, joined_s=1.0, first_step=restored, saved_s=saved_s)
-            await replica.core.reports.take(pod, forecast(spent))
+            await replica.core.reports.take(pod, forecast(spent, attempt=1))
         if restored == 40:
             status = (await recorded(replica, FIRST, "Committed"))["status"]
             assert (status["step"], end(replica.named(FIRST))["reason"]) == (40, "Evacuated")
@@ -202,20 +198,6 @@ async def test_an_evacuated_step_is_committed_once_the_gang_that_restored_it_has
             ]  # fmt: skip
         else:
             assert replica.core.cache.preemptions.records[objects.NAMESPACE, FIRST].phase is Phase.EVACUATED
-
-
-def forecast(spent: Spent) -> Forecast:
-    return Forecast(
-        pod_uid="uid-pod-0-1",
-        session="s-1",
-        workload_uid=JOBSET_UID,
-        state_bytes=1,
-        step_s=0.1,
-        drain_s=0.1,
-        save_s=0.5,
-        margin=1.25,
-        spent=spent,
-    )
 
 
 async def test_a_late_report_adds_its_figures_to_a_proven_commit(api: MemoryApi, clock: Clock) -> None:

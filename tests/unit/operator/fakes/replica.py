@@ -10,7 +10,7 @@ import types
 from collections.abc import AsyncIterator, Callable
 
 from gracepoint.wire.frames import Frame
-from gracepoint.wire.messages import Phase, Report, StageTiming, Subscription
+from gracepoint.wire.messages import Forecast, Phase, Report, Spent, StageTiming, Subscription
 from gracepoint_operator.channel.subscribers import Subscriber
 from gracepoint_operator.controller import Controller, ControllerSettings
 from gracepoint_operator.decisions.policy_conditions import PodRights
@@ -218,6 +218,21 @@ def report(phase: Phase, *, preemption: str | None = None) -> Report:
         seconds_to_spare=9.5 if phase is Phase.COMMITTED else None,
         stages=stages,
         message=f"told by the test: {phase}",
+    )
+
+
+def forecast(spent: Spent | None = None, *, attempt: int = 0) -> Forecast:
+    """What the gang's primary process says of its saves, with where its time went."""
+    return Forecast(
+        pod_uid=f"uid-pod-0-{attempt}",
+        session=f"s-{attempt}",
+        workload_uid=objects.JOBSET_UID,
+        state_bytes=1,
+        step_s=0.1,
+        drain_s=0.1,
+        save_s=0.5,
+        margin=1.25,
+        spent=spent,
     )
 
 

@@ -21,24 +21,10 @@ from gracepoint_operator.workloads import Workload
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, Clock
-from tests.unit.operator.fakes.replica import Replica, running, subscription, until
+from tests.unit.operator.fakes.replica import Replica, forecast, running, subscription, until
 from tests.unit.operator.fakes.scene import Scene
 
 SPENT = Spent(now_s=50.0, joined_s=2.0, restored_s=4.0, trained_s=8.0, saving_s=1.0, saves=2, saves_s=1.0)
-
-
-def forecast(spent: Spent | None = SPENT, *, attempt: int = 0) -> Forecast:
-    return Forecast(
-        pod_uid=f"uid-pod-0-{attempt}",
-        session=f"s-{attempt}",
-        workload_uid=JOBSET_UID,
-        state_bytes=1,
-        step_s=0.1,
-        drain_s=0.1,
-        save_s=0.5,
-        margin=1.25,
-        spent=spent,
-    )
 
 
 async def tell(replica: Replica, message: Forecast) -> None:
@@ -64,7 +50,7 @@ def trains(api: MemoryApi) -> bool:
 
 async def test_what_a_process_says_is_in_the_policys_status(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
-        await tell(replica, forecast())
+        await tell(replica, forecast(SPENT))
         await until(lambda: trains(api), "the account")
         found = account(api)
         assert found is not None
@@ -75,7 +61,7 @@ async def test_what_a_process_says_is_in_the_policys_status(api: MemoryApi, cloc
 
 async def test_another_replica_continues_with_the_account(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
-        await tell(replica, forecast())
+        await tell(replica, forecast(SPENT))
         await until(lambda: trains(api), "the account")
     clock.move(30)
     async with running(api, clock, "replica-b") as replica:
@@ -86,7 +72,7 @@ async def test_another_replica_continues_with_the_account(api: MemoryApi, clock:
 
 async def test_a_restart_of_the_gang_is_a_disruption_of_the_account(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
-        await tell(replica, forecast())
+        await tell(replica, forecast(SPENT))
         await until(lambda: trains(api), "the account")
         clock.move(10)
         for index in range(2):
@@ -104,7 +90,7 @@ async def test_a_restart_of_the_gang_is_a_disruption_of_the_account(api: MemoryA
 async def test_a_survivor_of_a_lost_node_reports_when_training_ended(api: MemoryApi, clock: Clock) -> None:
     """No replica ran when the node was lost, and the process that tells of the time was on it."""
     async with running(api, clock) as replica:
-        await tell(replica, forecast())
+        await tell(replica, forecast(SPENT))
         await until(lambda: trains(api), "the account")
     clock.move(60)
     async with running(api, clock, "replica-b") as replica:
@@ -124,7 +110,7 @@ async def test_a_survivor_of_a_lost_node_reports_when_training_ended(api: Memory
 async def test_a_restart_reports_when_the_life_before_stopped(api: MemoryApi, clock: Clock, session: str) -> None:
     """The operator was down from the save on, so that it never heard of it."""
     async with running(api, clock) as replica:
-        await tell(replica, forecast())
+        await tell(replica, forecast(SPENT))
         await until(lambda: trains(api), "the account")
         clock.move(20)  # it trains for 15 s, saves, and leaves
         for index in range(2):
@@ -155,7 +141,7 @@ async def test_a_restart_reports_when_the_life_before_stopped(api: MemoryApi, cl
 
 async def test_the_metrics_show_the_account_as_of_now(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
-        await tell(replica, forecast())
+        await tell(replica, forecast(SPENT))
         await until(lambda: trains(api), "the account")
         replica.core.feed(kinds.POLICIES, "MODIFIED", api.of(kinds.POLICIES)[0])
         await asyncio.sleep(0)
