@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from demo.install import OPERATOR_NAMESPACE, ROOT, wait_for_webhooks
 from tests.testcluster.api import Cluster
+from tests.testcluster.shell import wait_until
 
 DEPLOYMENT = "deployment/gracepoint"
 _SELECTOR = "app.kubernetes.io/name=gracepoint"
@@ -81,14 +82,26 @@ def _scale(cluster: Cluster, replicas: int) -> None:
     cluster.kubectl("scale", DEPLOYMENT, f"--namespace={OPERATOR_NAMESPACE}", f"--replicas={replicas}")
 
 
-def refused(cluster: Cluster) -> dict[str, float]:
-    """How many requests all replicas have refused on the channel, by reason."""
-    pattern = re.compile(r'gracepoint_channel_requests_refused_total{reason="(\w+)"}')
-    return {found[1]: count for name, count in counted(cluster).items() if (found := pattern.fullmatch(name))}
+def refused(counts: dict[str, float]) -> float:
+    """How many requests have been refused on the channel, for all reasons."""
+    return sum(count for name, count in counts.items() if name.startswith("gracepoint_channel_requests_refused_total{"))
+
+
+def wait_for_count(cluster: Cluster, what: str, shown: Callable[[dict[str, float]], bool]) -> dict[str, float]:
+    """Waits until the metrics show what has happened: each replica shows the same text for some seconds."""
+    counts: dict[str, float] = {}
+
+    def shows() -> bool:
+        counts.clear()
+        counts.update(counted(cluster))
+        return shown(counts)
+
+    wait_until(f"the metrics to show {what}", shows, timeout_s=60, every_s=1, hint=lambda: str(counts))
+    return counts
 
 
 def counted(cluster: Cluster) -> dict[str, float]:
-    """The metrics of all replicas, summed, by name with labels."""
+    """The metrics of all replicas, summed, by name with labels. They may be some seconds old."""
     pods = cluster.kubectl(
         "get", "pod", f"--selector={_SELECTOR}", f"--namespace={OPERATOR_NAMESPACE}", "--output=json"
     )

@@ -54,12 +54,20 @@ def test_a_preemption_reads_well_and_is_counted_once(run: TrainingRun) -> None:
     on_jobset = cluster.kubectl("describe", "jobset", run.name, f"--namespace={namespace}").stdout
     assert [reason for reason in events(on_jobset) if reason in STORY] == STORY
 
-    def since(metric: str) -> float:
-        return operator.counted(cluster).get(metric, 0.0) - before.get(metric, 0.0)
+    after = before
 
+    def since(metric: str) -> float:
+        return after.get(metric, 0.0) - before.get(metric, 0.0)
+
+    def ended(phase: str) -> str:
+        return f'gracepoint_preemption_phases_total{{cause="SpotTermination",mode="Enforce",phase="{phase}"}}'
+
+    committed = ended("Committed")
+    after = operator.wait_for_count(
+        cluster, "the committed preemption", lambda now: now.get(committed, 0.0) > before.get(committed, 0.0)
+    )
     for phase in ("Noticed", "Committed"):
-        metric = f'gracepoint_preemption_phases_total{{cause="SpotTermination",mode="Enforce",phase="{phase}"}}'
-        assert since(metric) == 1, phase
+        assert since(ended(phase)) == 1, phase
     for metric in (
         'signal_lead_seconds_count{cause="SpotTermination"}',
         'emergency_seconds_count{part="save"}',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import signal
 import sys
@@ -112,10 +113,10 @@ def test_a_keeper_says_what_a_trainer_does_that_does_not_run(kept: TrainingRun, 
     try:
         stopped = seen_by_keeper(kept, pod)
         assert stopped.startswith("is stopped by a signal (state T); it is at: File "), stopped
-        named = [name for name in operator.counted(kept.cluster) if name.startswith("gracepoint_stalled_pods{")]
         # Whichever comes to its limit first: it is stopped anywhere, also where it begins a save.
-        stages = ('stage="training"', 'stage="periodic save"', 'stage="background save"')
-        assert any(f'trainer="{pod}"' in name and any(stage in name for stage in stages) for name in named), named
+        stages = ("training", "periodic save", "background save")
+        shown = re.compile(rf'gracepoint_stalled_pods{{.*stage="({"|".join(stages)})",trainer="{pod}"')
+        operator.wait_for_count(kept.cluster, f"the stall of {pod}", lambda now: any(map(shown.match, now)))
     finally:
         trainer.resume()
     wait_until("the end of the first stall", lambda: progressing(kept, KEPT_POLICY)[0] == "True", timeout_s=SEEN_S)
