@@ -32,7 +32,7 @@ EVERY_DAY := env check test test-unit test-cluster demo try docs
 	test-fast test-integration test-contract test-laptop test-accelerator test-set-mesh test-alerts test-mounts \
 	test-install test-soak soak cuts outliving snapshot-kills evacuations worker-kills hostile-snapshots mutants test-workloads test-newest-jobset test-newest \
 	test-matrix restart-budget system parts servers mount-tools cluster-up cluster-down generate requirements \
-	conformance manifests dashboard-picture changelog-draft changelog release sbom krew clean
+	conformance manifests dashboard-picture changelog-draft changelog release sbom clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one with: make PYTHON=python3.12 ...")'
@@ -254,14 +254,11 @@ changelog: $(STAMP) ## Folds the fragments of changelog.d/ into the changelog's 
 changelog-draft: $(STAMP) ## Shows that section, and changes nothing.
 	$(VENV)/bin/towncrier build --draft
 
-release: $(STAMP) ## Builds what is published into build/release, and says how (needs helm; REGISTRY=... DIGEST=sha256:... TAG=v1.2.3).
-	$(PY) -m release $(if $(REGISTRY),--registry=$(REGISTRY)) $(if $(DIGEST),--digest=$(DIGEST)) $(if $(TAG),'--tag=$(subst ','\'',$(TAG))')
+release: $(STAMP) ## Builds what is published into build/release, and says how (needs helm; REGISTRY=... DIGEST=sha256:... TAG=v1.2.3 URI=https://.../).
+	$(PY) -m release $(if $(REGISTRY),--registry=$(REGISTRY)) $(if $(DIGEST),--digest=$(DIGEST)) $(if $(TAG),'--tag=$(subst ','\'',$(TAG))') $(if $(URI),'--uri=$(subst ','\'',$(URI))')
 
 sbom: $(STAMP) ## Writes build/operator-sbom.json: a CycloneDX list of what the operator's image contains beside its base.
 	$(PY) -m release sbom
-
-krew: $(STAMP) ## Writes build/krew: kubectl's plugin for krew, and its manifest (WHEEL=dist/... URI=https://.../).
-	$(PY) -m release.krew $(WHEEL) $(URI)
 
 ##@ Cleaning
 

@@ -1,7 +1,8 @@
 """Builds what a release publishes: ``python -m release``, by ``make release``.
 
 A release is made of a commit, and never of files beside it: wheel, sdist, the contexts of both images, the chart, a
-list of what the operator's image contains, and the checksums of all. Made again, each file has the same bytes.
+list of what the operator's image contains, the plugin for krew, and the checksums of all. Made again, each file has the
+same bytes.
 
 ``python -m release version`` writes pyproject's version where it is repeated; ``python -m release sbom`` writes the
 list alone. Processes: git, build, cyclonedx-py and helm, one at a time, each to its end.
@@ -22,6 +23,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+from release import krew
 from release.krew import pack
 from tests.chart.helm import helm_program
 from tests.testcluster.api import ClusterError
@@ -56,7 +58,7 @@ def write_version(root: Path) -> None:
             _replace(root / name, pattern, rf"\g<1>{quote}{version}{quote}")
 
 
-def write_release(folder: Path, *, registry: str = "", digest: str = "", tag: str = "") -> str:
+def write_release(folder: Path, *, registry: str = "", digest: str = "", tag: str = "", uri: str = "") -> str:
     """Writes all files of the release of the present commit. Returns its version.
 
     Args:
@@ -64,6 +66,7 @@ def write_release(folder: Path, *, registry: str = "", digest: str = "", tag: st
         registry: Where images are published, such as ``registry.example.com/team``: the chart's default.
         digest: Of the operator's image there, ``sha256:...``: the chart's default, in place of the version as a tag.
         tag: The tag of the commit, if it has one.
+        uri: Where the files will be, an https folder, for krew's manifest. Empty: without that.
 
     Raises:
         ReleaseError: Something is not as a release needs it.
@@ -72,6 +75,8 @@ def write_release(folder: Path, *, registry: str = "", digest: str = "", tag: st
         raise ReleaseError(
             f"found digest {digest!r} in registry {registry!r}, expected sha256:<64 digits> in a registry"
         )
+    if uri and not (uri.startswith("https://") and uri.endswith("/")):
+        raise ReleaseError(f"found URI {uri!r}, expected an https folder: https://.../")
     if folder.exists() and any(folder.iterdir()) and not (folder / SUMS).exists():
         raise ReleaseError(f"found other files in {folder}, expected an empty folder or an earlier release")
     with tempfile.TemporaryDirectory() as scratch:
@@ -90,6 +95,9 @@ def write_release(folder: Path, *, registry: str = "", digest: str = "", tag: st
         write_sbom(made / f"gracepoint-operator-{version}.cdx.json", source)
         for archive in (made / f"gracepoint-{version}.tar.gz", made / f"gracepoint-{version}.tgz"):
             _settle(archive, commit_time)
+        plugin = krew.write_archive(made / f"gracepoint-{version}-py3-none-any.whl", source)
+        if uri:
+            krew.write_manifest(plugin, uri)
         sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(made.iterdir())]
         (made / SUMS).write_text("".join(sums))
         shutil.rmtree(folder, ignore_errors=True)  # nothing is lost if something above fails
@@ -206,6 +214,7 @@ def main() -> None:
     parser.add_argument("--registry", default="", help="where images are published: the chart's default")
     parser.add_argument("--digest", default="", help="of the operator's image there: the chart's default")
     parser.add_argument("--tag", default="", help="of the commit; v and the version is expected")
+    parser.add_argument("--uri", default="", help="the https folder of the files, for the manifest of krew")
     given = parser.parse_args()
     try:
         if given.command == "version":
@@ -213,7 +222,8 @@ def main() -> None:
         elif given.command == "sbom":
             write_sbom(ROOT / "build" / "operator-sbom.json", ROOT)
         else:
-            version = write_release(ROOT / given.folder, registry=given.registry, digest=given.digest, tag=given.tag)
+            names = {"registry": given.registry, "digest": given.digest, "tag": given.tag, "uri": given.uri}
+            version = write_release(ROOT / given.folder, **names)
             print((ROOT / given.folder / SUMS).read_text())
             print(
                 f"Publish version {version} (release/README.md):\n\n{commands(given.folder, version, given.registry)}"

@@ -1,13 +1,12 @@
-"""Builds the plugin for krew: ``python -m release.krew WHEEL URI`` writes an archive and its manifest, gracepoint.yaml.
+"""The plugin for krew: an archive, which is the same on each processor and system that krew and Python know.
 
-The archive holds the wheel, the versions that were tested, and a launcher, which installs the wheel into an environment
-of its own at the first call. So it is the same on each processor and system that krew and Python know. The manifest has
-the archive's SHA-256 (https://krew.sigs.k8s.io/docs/developer-guide/plugin-manifest/).
+It holds the wheel, the versions that were tested, and a launcher, which installs the wheel into an environment of its
+own at the first call. The manifest, gracepoint.yaml, says where the archive is, and has its SHA-256
+(https://krew.sigs.k8s.io/docs/developer-guide/plugin-manifest/).
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import hashlib
 import io
@@ -17,32 +16,33 @@ from pathlib import Path
 
 import yaml
 
-ROOT = Path(__file__).parents[1]
-LAUNCHER = Path(__file__).with_name("kubectl-gracepoint")
+#: Below the project's root.
+LAUNCHER = Path("release/kubectl-gracepoint")
 
 
-def write(wheel: Path, uri: str, folder: Path) -> Path:
-    """Writes the archive, which is the same each time, and the manifest. Returns the manifest.
+def write_archive(wheel: Path, root: Path) -> Path:
+    """Writes the archive beside the wheel, the same each time.
 
     Args:
         wheel: The release's wheel.
-        uri: Where the archive will be: a folder, ending with a slash.
-        folder: Gets both files.
-
-    Raises:
-        ValueError: ``uri`` is no https folder, or the file is no wheel of this project.
+        root: Has everything else: the sources of that wheel.
     """
-    name, _, rest = wheel.name.partition("-")
-    version = rest.partition("-")[0]
-    if (name, wheel.suffix) != ("gracepoint", ".whl") or not version:
-        raise ValueError(f"found {wheel.name}, expected the project's wheel: gracepoint-VERSION-py3-none-any.whl")
-    if not (uri.startswith("https://") and uri.endswith("/")):
-        raise ValueError(f"found {uri}, expected the folder of the archive: https://.../")
-    folder.mkdir(parents=True, exist_ok=True)
-    archive = folder / f"kubectl-gracepoint-{version}.tar.gz"
-    others = (wheel, ROOT / "constraints.txt", ROOT / "LICENSE")
-    archive.write_bytes(pack([_entry(LAUNCHER, 0o755), *(_entry(path, 0o644) for path in others)]))
-    manifest = folder / "gracepoint.yaml"
+    version = wheel.name.split("-")[1]
+    archive = wheel.with_name(f"kubectl-gracepoint-{version}.tar.gz")
+    others = (wheel, root / "constraints.txt", root / "LICENSE")
+    archive.write_bytes(pack([_entry(root / LAUNCHER, 0o755), *(_entry(path, 0o644) for path in others)]))
+    return archive
+
+
+def write_manifest(archive: Path, uri: str) -> Path:
+    """Writes the manifest beside the archive.
+
+    Args:
+        archive: As ``write_archive`` wrote it.
+        uri: Where the archive will be: an https folder, ending with a slash.
+    """
+    version = archive.name.removeprefix("kubectl-gracepoint-").removesuffix(".tar.gz")
+    manifest = archive.with_name("gracepoint.yaml")
     manifest.write_text(yaml.safe_dump(_manifest(version, uri + archive.name, archive.read_bytes()), sort_keys=False))
     return manifest
 
@@ -87,12 +87,3 @@ def _manifest(version: str, uri: str, archive: bytes) -> dict[str, object]:
             "platforms": [platform],
         },
     }
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m release.krew", description=__doc__)
-    parser.add_argument("wheel", type=Path, help="the release's wheel")
-    parser.add_argument("uri", help="the https folder in which the archive will be, ending with a slash")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "krew")
-    given = parser.parse_args()
-    print(write(given.wheel, given.uri, given.folder))

@@ -110,7 +110,7 @@ def workflow_steps() -> Iterator[dict[str, Any]]:
 
 def test_hosted_workflows_run_targets_that_exist_and_need_no_root() -> None:
     named = {name for step in workflow_steps() for name in re.findall(r"\bmake ([a-z-]+)", step.get("run", ""))}
-    assert {"check", "test-unit", "test-contract", "test-cluster", "release", "krew"} <= named
+    assert {"check", "test-unit", "test-contract", "test-cluster", "release"} <= named
     for target in named:
         assert not {"parts", "system"} & set(targets()[target]), target
 

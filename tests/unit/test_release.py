@@ -5,6 +5,7 @@ from __future__ import annotations
 import email
 import hashlib
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -24,6 +25,8 @@ from tests.testcluster.api import ClusterError
 
 pytestmark = pytest.mark.integration
 
+DIGEST = f"sha256:{'5e' * 32}"
+URI = "https://releases.example/0.2/"
 OF_THE_OPERATOR = {"kopf", "kubernetes", "pydantic", "aiohttp", "prometheus-client", "cryptography"}
 NOT_OF_GOOGLE = OF_THE_OPERATOR - {"cryptography"}
 OF_THE_COMMAND_LINE = {"typer", "rich", "vl-convert-python"}
@@ -112,9 +115,10 @@ def test_an_extra_brings_what_it_needs_and_nothing_else(
 
 
 def test_the_plugin_of_krew_is_the_wheel_with_a_launcher(wheel: Path, tmp_path: Path) -> None:
-    manifest = yaml.safe_load(krew.write(wheel, "https://releases.example/0.2/", tmp_path).read_text())
+    archive = krew.write_archive(Path(shutil.copy(wheel, tmp_path)), ROOT)
+    manifest = yaml.safe_load(krew.write_manifest(archive, URI).read_text())
     (platform,) = manifest["spec"]["platforms"]
-    archive = tmp_path / platform["uri"].removeprefix("https://releases.example/0.2/")
+    assert platform["uri"] == f"{URI}{archive.name}"
     assert platform["sha256"] == hashlib.sha256(archive.read_bytes()).hexdigest()
     assert manifest["spec"]["version"] == f"v{metadata.version('gracepoint')}"
     with tarfile.open(archive) as tar:
@@ -130,22 +134,15 @@ def test_the_plugin_of_krew_is_the_wheel_with_a_launcher(wheel: Path, tmp_path: 
     python.chmod(0o755)
     shown = subprocess.run([plugin, "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
     assert "kubectl gracepoint" in shown
-    again = krew.write(wheel, "https://releases.example/0.2/", tmp_path / "again").with_name(archive.name)
-    assert again.read_bytes() == archive.read_bytes()
 
 
-def test_the_plugin_of_krew_says_which_python_it_needs(wheel: Path, tmp_path: Path) -> None:
+def test_the_plugin_of_krew_says_which_python_it_needs(tmp_path: Path) -> None:
     plugin = tmp_path / krew.LAUNCHER.name
-    plugin.write_bytes(krew.LAUNCHER.read_bytes())
+    plugin.write_bytes((ROOT / krew.LAUNCHER).read_bytes())
     plugin.chmod(0o755)
     environment = {"PATH": "/usr/bin:/bin", "PYTHON": "no-such-python"}
     done = subprocess.run([plugin], env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, "Python 3.11 or newer" in done.stderr) == (3, True), done
-    with pytest.raises(ValueError, match="expected the folder"):
-        krew.write(wheel, "https://releases.example/0.2", tmp_path)
-
-
-DIGEST = f"sha256:{'5e' * 32}"
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +155,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     except ClusterError as error:
         pytest.skip(f"no helm: HELM is not set, none is on the PATH, and {error}")
     folder = tmp_path_factory.mktemp("release")
-    write_release(folder, registry="registry.example.com/team", digest=DIGEST)
+    write_release(folder, registry="registry.example.com/team", digest=DIGEST, uri=URI)
     return folder
 
 
@@ -177,16 +174,25 @@ def test_a_release_has_every_file_that_is_published_with_its_checksum(release: P
     images = [f"{image}-{version}-context.tar.gz" for image in IMAGES]
     others = [f"gracepoint-operator-{version}.cdx.json", f"gracepoint-{version}.tgz"]
     package = [f"gracepoint-{version}-py3-none-any.whl", f"gracepoint-{version}.tar.gz"]
-    assert sorted(sums(release)) == sorted([*images, *others, *package])
+    plugin = [f"kubectl-gracepoint-{version}.tar.gz", "gracepoint.yaml"]
+    assert sorted(sums(release)) == sorted([*images, *others, *package, *plugin])
     for name, digest in sums(release).items():
         assert hashlib.sha256((release / name).read_bytes()).hexdigest() == digest
     told = commands(release, version, "registry.example.com/team")
     assert [name for name in (*images, others[1], *package) if name not in told] == []
 
 
-def test_a_release_is_the_same_each_time_it_is_made(release: Path, tmp_path: Path) -> None:
-    write_release(tmp_path, registry="registry.example.com/team", digest=DIGEST)
-    assert sums(tmp_path) == sums(release)
+def test_a_release_is_the_same_each_time_it_is_made_whatever_lies_beside_the_commit(
+    release: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", ROOT, clone], timeout=60, check=True)
+    for name in ("constraints.txt", "LICENSE", str(krew.LAUNCHER), "operator/requirements.txt", "README.md"):
+        (clone / name).write_text("not in the commit\n")
+    (clone / "sidecar" / "gracepoint" / "mine.py").touch()
+    monkeypatch.setattr("release.__main__.ROOT", clone)
+    write_release(tmp_path / "again", registry="registry.example.com/team", digest=DIGEST, uri=URI)
+    assert sums(tmp_path / "again") == sums(release)
 
 
 def test_the_wheel_of_a_release_says_its_version_in_a_new_environment(release: Path, tmp_path: Path) -> None:
@@ -231,6 +237,8 @@ def test_a_release_is_refused_where_its_names_do_not_agree(release: Path, tmp_pa
         write_release(tmp_path / "release", tag="v0.0.1")
     with pytest.raises(ReleaseError, match="expected sha256"):
         write_release(tmp_path / "release", digest=DIGEST)
+    with pytest.raises(ReleaseError, match="expected an https folder"):
+        write_release(tmp_path / "release", uri=URI.removesuffix("/"))
     (tmp_path / "mine").touch()
     with pytest.raises(ReleaseError, match="found other files"):
         write_release(tmp_path)
