@@ -12,7 +12,7 @@ PYTEST := $(PY) -m pytest
 # Three tests at a time, as they wait for a third of their time, on two cores. The tests on a cluster are in
 # CLUSTERS parts, 1 to 3, each on a cluster of its own, one at a time (tests/cluster/conftest.py).
 CLUSTERS ?= 2
-HERE    := not cluster and not controllers and not newest and not promtool and not mounts and not installs and not soak
+HERE    := not cluster and not controllers and not newest and not promtool and not mounts and not installs and not replay
 WITHOUT := -n 3 --dist worksteal -m '$(HERE)'
 FAST    := -n 3 --dist worksteal -m '$(HERE) and not multiprocess and not long'
 # A fifth of Hypothesis's examples; `make test` tries all of them.
@@ -20,6 +20,7 @@ UNIT    := -n 3 --dist worksteal -m '$(HERE) and not multiprocess and not long a
 INTEGRATION := -n 3 --dist worksteal -m '$(HERE) and integration and not long' --hypothesis-profile=quick tests/unit
 CONTRACT := $(FAST) tests/contract tests/chart tests/metadata
 ON_CLUSTER := -n $(CLUSTERS) --dist loadscope -v -m 'cluster and not controllers' tests/cluster
+REPLAYED := -n 0 -v -s -m replay tests/replay
 # What only the cluster from sources has: its own tests, and object stores that are built from Go modules.
 NOT_BY_KIND := --ignore=tests/cluster/test_harness.py --ignore=tests/cluster/test_object_stores.py
 
@@ -30,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 EVERY_DAY := env check test test-unit test-cluster demo try docs
 .PHONY: env check test test-unit test-cluster demo try docs help help-all lint types imports format wrap workflows \
 	test-fast test-integration test-contract test-laptop test-accelerator test-set-mesh test-alerts test-mounts \
-	test-install test-soak soak cuts outliving snapshot-kills evacuations worker-kills hostile-snapshots mutants test-workloads test-newest-jobset test-newest \
+	test-install test-replay replay cuts outliving snapshot-kills evacuations worker-kills hostile-snapshots mutants test-workloads test-newest-jobset test-newest \
 	test-matrix restart-budget system parts servers mount-tools cluster-up cluster-down generate requirements \
 	conformance manifests dashboard-picture changelog-draft changelog release sbom clean
 
@@ -57,13 +58,14 @@ test: check ## All of it: checks, unit, contract, multi-process and chart tests,
 test-unit: $(STAMP) ## The unit tests alone, with a fifth of Hypothesis's examples: about a minute on two cores.
 	$(PYTEST) $(UNIT)
 
-test-cluster: $(STAMP) ## The cluster tests alone (CLUSTER=kind: on clusters of kind, without those that need our own machines).
+test-cluster: $(STAMP) ## The cluster tests alone, and nine faults in a row (CLUSTER=kind: on clusters of kind, without those that need our own machines).
 ifeq ($(CLUSTER),kind)
 	$(PY) -m tests.testcluster pick kind
 	TESTCLUSTER_PROVIDER=kind $(PYTEST) $(ON_CLUSTER) $(NOT_BY_KIND)
 else
 	@$(MAKE) --no-print-directory parts
 	$(PYTEST) $(ON_CLUSTER)
+	$(PYTEST) $(REPLAYED)
 endif
 
 demo: $(STAMP) ## A cluster trains, loses a node and goes on from the very step, then one without notice (CLUSTER=kind or local; STORAGE=gs or s3: an object store).
@@ -150,11 +152,11 @@ test-mounts: servers mount-tools ## ext4, XFS, Btrfs, power losses, mounted buck
 test-install: $(STAMP) ## Installs the built wheel into new environments and uses it: each extra brings its own and nothing else (needs an index).
 	$(PYTEST) -n 0 -v -m installs tests/unit/test_installed.py
 
-test-soak: parts ## The soak's short form: each kind of disruption once, in a random order (ten minutes; root, Go).
-	$(PYTEST) -n 0 -v -s -m soak tests/soak
+test-replay: parts ## Nine kinds of faults, one after another, on a JobSet and a Job (ten minutes; root, Go).
+	$(PYTEST) $(REPLAYED)
 
-soak: parts ## Disrupts one job a hundred times, at random, in nine ways (an hour; root, Go; SOAK="--disruptions 9 --seed 7").
-	$(PY) -m tests.soak $(SOAK)
+replay: parts ## 300 faults of all kinds (hours; root, Go; REPLAY="--minutes 140" makes parts, the same command goes on).
+	$(PY) -m tests.replay $(REPLAY)
 
 cuts: $(STAMP) servers ## Cuts saves in object stores after every single request (half an hour; Go).
 	CUT_EVERY=1 RACES=500 $(PY) -m pytest -p no:xdist --timeout 3600 -q tests/unit/checkpoint/steps/test_cuts.py

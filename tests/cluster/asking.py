@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import time
 
+from demo.forms import JOBSET
 from demo.snapshot import Json
 from demo.training import TrainingRun
 from gracepoint.wire.messages import Phase
 from gracepoint.wire.names import API_VERSION, GROUP
-from tests.cluster.conftest import MARK, NAMESPACE
+from tests.cluster.conftest import MARK
 from tests.testcluster.api import Cluster, ClusterError
 from tests.testcluster.shell import wait_until
 
@@ -23,9 +24,14 @@ def request(run: TrainingRun, name: str, **spec: object) -> Json:
     return {
         "apiVersion": f"{GROUP}/{API_VERSION}",
         "kind": "PreemptionRequest",
-        "metadata": {"name": f"{name}-{MARK}", "namespace": NAMESPACE},
-        "spec": {"jobSet": {"name": run.name}, **spec},
+        "metadata": {"name": f"{name}-{MARK}", "namespace": run.namespace},
+        "spec": {"jobSet": _reference(run), **spec},
     }
+
+
+def _reference(run: TrainingRun) -> Json:
+    kind = run.form.kind
+    return {"name": run.name} if kind == JOBSET.kind else {"name": run.name, "kind": kind}
 
 
 def ask(run: TrainingRun, name: str, **spec: object) -> str:
@@ -50,7 +56,7 @@ def answer(run: TrainingRun, name: str, phase: str) -> Json:
     found: Json = {}
 
     def said() -> bool:
-        done = run.cluster.kubectl("get", f"{REQUESTS}/{name}", f"--namespace={NAMESPACE}", "--output=json")
+        done = run.cluster.kubectl("get", f"{REQUESTS}/{name}", f"--namespace={run.namespace}", "--output=json")
         found.update(json.loads(done.stdout).get("status", {}))
         return found.get("phase") == phase
 

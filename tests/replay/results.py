@@ -1,6 +1,7 @@
 """What each fault of a replay led to, in ``results.jsonl``: one JSON object a line, one line a fault.
 
-A replay appends to it, so that it goes on where it was cut, and the results of all its parts add up. Starts no thread.
+A replay appends to it, so that it goes on where it was cut, and the results of all its parts add up. What was found at
+the end of each training job is beside it, in ``ends.jsonl``. Starts no thread.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ import dataclasses
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parents[2] / "build" / "replay"
 FILE = FOLDER / "results.jsonl"
+ENDS = FOLDER / "ends.jsonl"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,15 +48,34 @@ class Result:
     broken: tuple[str, ...] = ()
     at: str
 
-    @property
-    def as_line(self) -> str:
-        return json.dumps({**dataclasses.asdict(self), "until_training_s": round(self.until_training_s, 3)})
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class End:
+    """What was found at the end of one training job.
+
+    Attributes:
+        seed: Of its trace.
+        workload: What trained.
+        faults: The numbers of the faults that came to it.
+        steps: How many steps it trained.
+        account: Each category of its time with its seconds by the trainers' records and by the operator's account.
+        broken: What must not be, in words: what differs from a run that nobody disturbed, what is left.
+        at: When it was found, as ISO 8601.
+    """
+
+    seed: int
+    workload: str
+    faults: tuple[int, ...]
+    steps: int
+    account: tuple[tuple[str, float, float], ...]
+    broken: tuple[str, ...]
+    at: str
 
 
-def append(result: Result, path: Path = FILE) -> None:
+def append(found: Result | End, path: Path = FILE) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        file.write(f"{result.as_line}\n")
+        file.write(f"{json.dumps(_rounded(dataclasses.asdict(found)))}\n")
 
 
 def read(path: Path = FILE) -> list[Result]:
@@ -70,6 +92,30 @@ def read(path: Path = FILE) -> list[Result]:
 def newest(results: Iterable[Result]) -> list[Result]:
     """Returns one result of each fault of each trace, the last one: a fault may have been replayed alone."""
     return list({(result.seed, result.fault): result for result in results}.values())
+
+
+def read_ends(path: Path = ENDS) -> list[End]:
+    """Returns the ends of a file. A last line that was cut is left out."""
+    if not path.exists():
+        return []
+    lines = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+    return [
+        End(**{**line, **{name: tuple(map(_hashable, line[name])) for name in ("faults", "account", "broken")}})
+        for line in lines
+    ]
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _rounded(value: Any) -> Any:
+    """A value with its seconds to the millisecond."""
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(each) for each in value]
+    return round(value, 3) if isinstance(value, float) else value
 
 
 def _parsed(line: str, number: int, path: Path) -> Result:

@@ -1,15 +1,19 @@
-"""The file of results: it goes on where a replay was cut, and says which line it cannot read."""
+"""A trace is the same for a seed, and has every kind; results go on where a replay was cut; the report adds them up."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
-from tests.replay import results
-from tests.replay.results import Result
+from tests.replay import report, results, trace
+from tests.replay.kinds import KINDS
+from tests.replay.results import End, Result
 
+ABLE = {name: kind.workloads for name, kind in KINDS.items()}
 ONE = Result(
     seed=7,
     fault=1,
@@ -36,7 +40,8 @@ def test_what_was_appended_is_read_again(tmp_path: Path) -> None:
 def test_a_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     results.append(ONE, path)
-    path.write_text(path.read_text() + ONE.as_line[:30])
+    whole = path.read_text()
+    path.write_text(whole + whole[:30])
     assert results.read(path) == [ONE]
 
 
@@ -53,3 +58,68 @@ def test_of_a_fault_that_was_replayed_the_last_result_counts() -> None:
         again,
         dataclasses.replace(ONE, fault=2),
     ]
+
+
+def test_a_seed_makes_the_same_trace_again_and_another_one_another() -> None:
+    assert trace.made(7, 40, ABLE) == trace.made(7, 40, ABLE)
+    assert trace.made(7, 40, ABLE) != trace.made(8, 40, ABLE)
+    assert trace.made(7, 40, ABLE) == trace.made(7, 60, ABLE)[:40]
+
+
+def test_a_trace_has_each_kind_about_as_often_on_workloads_that_it_can_be_done_to() -> None:
+    made = trace.made(7, 300, ABLE)
+    assert len(KINDS) >= 25
+    assert all(fault.workload in ABLE[fault.kind] for fault in made)
+    assert {fault.workload for fault in made} == {trace.JOBSET, trace.JOB}
+    counts = collections.Counter(fault.kind for fault in made)
+    assert counts.keys() == KINDS.keys()
+    assert [fault.fault for fault in made] == list(range(1, 301))
+
+
+def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    made = trace.made(7, 20, ABLE)
+    trace.write(made, path)
+    assert trace.read(path, KINDS) == made
+    trace.write([dataclasses.replace(made[0], kind="flood")], path)
+    with pytest.raises(ValueError, match=r"line 1: expected one of the kinds .*, found flood"):
+        trace.read(path, KINDS)
+    path.write_text("{}\n")
+    with pytest.raises(ValueError, match="line 1: expected a JSON object with seed, fault, job"):
+        trace.read(path, KINDS)
+
+
+def test_a_trace_without_faults_or_without_a_kind_for_its_jobs_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one fault"):
+        trace.made(7, 0, ABLE)
+    with pytest.raises(ValueError, match="can be done to a Job"):
+        trace.made(7, 3, {"priority": (trace.JOBSET,)})
+
+
+def test_the_report_adds_up_what_each_kind_cost() -> None:
+    lost = dataclasses.replace(
+        ONE, fault=2, kind="node-off", announced=False, steps_lost=12, until_training_s=80.0, counted_restarts=1
+    )
+    gone = dataclasses.replace(lost, fault=3, recovered=False, broken=("not recovered",))
+    end = End(
+        seed=7,
+        workload="JobSet",
+        faults=(1, 2, 3),
+        steps=900,
+        account=(("training", 90.0, 90.5), ("restore", 10.0, 9.5)),
+        broken=("file lost+found",),
+        at=ONE.at,
+    )
+    found = report.rendered([ONE, lost, gone], [end])
+    assert "| `drain` | yes | 1 | 1 | 1 | 0 | 0 | 6.2 | 6.2 | 0 |" in found
+    assert "| `node-off` | no | 2 | 1 | 1 | 12 | 12 | 80.0 | 80.0 | 2 |" in found
+    assert "3 faults of 2 kinds, 2 recovered; 1 jobs came to their end, after 900 steps." in found
+    assert "fault 3 of seed 7, node-off: not recovered" in found
+    assert "the JobSet of the faults 1 to 3 of seed 7: file lost+found" in found
+    points = ElementTree.fromstring(report.picture([ONE, lost, gone])).iter("{http://www.w3.org/2000/svg}circle")
+    assert len(list(points)) == 3 + 3, "a point of each fault, and those of the legend"
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.5, 2), (0.99, 4), (0.25, 1)])
+def test_a_percentile_is_a_value_that_was_measured(share: float, expected: int) -> None:
+    assert report.percentile([1, 2, 3, 4], share) == expected

@@ -207,6 +207,31 @@ class LocalCluster(Cluster):
         finally:
             node.continue_kubelet()
 
+    def restart_kubelet(self, name: str, *, down_s: float) -> None:
+        """Kill the node's kubelet, and start it again after so many seconds; its containers run on."""
+        node = self._node(name)
+        node.kill_kubelet()
+        time.sleep(down_s)
+        self._start_kubelet(node)
+
+    def restart_containerd(self, name: str, *, down_s: float) -> None:
+        """Kill the node's containerd, and start it again after so many seconds; its containers run on."""
+        node = self._node(name)
+        node.kill_containerd()
+        time.sleep(down_s)
+        node.start_containerd()
+
+    @contextlib.contextmanager
+    def parted(self, name: str, pairs: Sequence[tuple[str, str]]) -> Iterator[None]:
+        """Nothing comes through the node from one address of a pair to the other inside of this, in both directions."""
+        node = self._node(name)
+        rules = [f"-s {one} -d {other} -j DROP" for pair in pairs for one, other in (pair, pair[::-1])]
+        node.sandbox.script("\n".join(f"iptables -I FORWARD {rule}" for rule in rules))
+        try:
+            yield
+        finally:
+            node.sandbox.script("\n".join(f"iptables -D FORWARD {rule}" for rule in rules))
+
     def close(self) -> None:
         """Remove the cluster if this object has made it for this process."""
         if self._owned:
@@ -254,8 +279,11 @@ class LocalCluster(Cluster):
 
     def _start_agents(self, node: Node, *, taint: str = "") -> None:
         node.start_logind()
-        node.start_kubelet(self._control_plane.kubeconfig(node_user(node.name)), self._control_plane.ca, taint=taint)
+        self._start_kubelet(node, taint=taint)
         node.start_proxy(self._control_plane.kubeconfig(PROXY))
+
+    def _start_kubelet(self, node: Node, *, taint: str = "") -> None:
+        node.start_kubelet(self._control_plane.kubeconfig(node_user(node.name)), self._control_plane.ca, taint=taint)
 
     def load(self, wanted: Sequence[Image], names: Sequence[str]) -> None:
         """Load images into these nodes alone."""

@@ -88,7 +88,7 @@ class Node:
 
     def start_containerd(self) -> None:
         """Start containerd and wait until it answers."""
-        config = self.folder / "containerd.toml"
+        config = self._containerd_config
         config.write_text(_CONTAINERD.format(pause=PAUSE, cni=cni_folder(), socket=_SOCKET))
         self.sandbox.spawn(["containerd", "--config", config], self._log("containerd"))
         wait_until(
@@ -154,6 +154,20 @@ class Node:
         """As this host sees them: the nsenter that waits for the kubelet's process, and this."""
         found = [(argv[0] != "nsenter", pid) for pid, argv in processes() if f"--config={self._config}" in argv]
         return [pid for _, pid in sorted(found)]
+
+    def kill_kubelet(self) -> None:
+        """Kill the kubelet's process; the containers run on. ``start_kubelet`` must follow."""
+        os.kill(self._kubelet()[-1], signal.SIGKILL)
+
+    def kill_containerd(self) -> None:
+        """Kill containerd; the containers run on. ``start_containerd`` must follow."""
+        for pid, argv in processes():
+            if argv[:1] == ["containerd"] and str(self._containerd_config) in argv:
+                os.kill(pid, signal.SIGKILL)
+
+    @property
+    def _containerd_config(self) -> Path:
+        return self.folder / "containerd.toml"
 
     @property
     def _config(self) -> Path:

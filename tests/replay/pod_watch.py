@@ -16,15 +16,15 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
 import urllib3.exceptions
 from kubernetes import client, config, watch
 
-from demo.forms import JOBSET
 from demo.training import TrainingRun
-from gracepoint.wire import names
 from gracepoint.wire.names import Env
+from tests.cluster.machine import is_beside_a_trainer
 from tests.leftovers import processes_with
-from tests.soak.account import PodTimes
+from tests.replay.account import PodTimes
 
 _COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 _WATCH_S = 10
@@ -59,7 +59,7 @@ class PodWatch:
             return list(self._pods.values())
 
     def _watch(self) -> None:
-        selector = f"{JOBSET.name_label}={self._run.name}"
+        selector = f"{self._run.form.name_label}={self._run.name}"
         with config.new_client_from_config(str(self._run.cluster.kubeconfig)) as connection:
             api = client.CoreV1Api(connection)
             while not self._closed.is_set():
@@ -86,7 +86,7 @@ class PodWatch:
         with self._lock:
             known = self._pods.get(uid) or PodTimes(
                 name=name,
-                attempt=JOBSET.attempt(metadata),
+                attempt=self._run.form.attempt(metadata),
                 process=int(metadata.get("labels", {}).get(_COMPLETION_INDEX, 0)),
                 created_s=within(metadata["creationTimestamp"], now_s),
                 bound_s=None,
@@ -107,7 +107,7 @@ class PodWatch:
 
     def _follow(self, uid: str) -> None:
         """Waits in a thread for the end of the pod's process."""
-        found = processes_with(Env.POD_UID, uid)
+        found = [pid for pid in processes_with(Env.POD_UID, uid) if not is_beside_a_trainer(_command(pid))]
         if not found:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -127,6 +127,13 @@ class PodWatch:
                 self._pods[uid] = dataclasses.replace(self._pods[uid], ended_s=time.time())
 
 
+def _command(pid: int) -> list[str]:
+    """The command line of a process. Empty if it has ended."""
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).cmdline()
+    return []
+
+
 def within(stamp: str, now_s: float) -> float:
     """Returns when something happened of which the API server has written the second, and which was seen now.
 
@@ -137,8 +144,3 @@ def within(stamp: str, now_s: float) -> float:
     if second <= now_s < second + 1:
         return now_s
     return second + 0.5
-
-
-def label(name: str) -> str:
-    """The selector of a run's objects."""
-    return f"{names.JOBSET_LABEL_NAME}={name}"

@@ -1,4 +1,4 @@
-"""Holds the operator's account of a run against the soak's own, after each disruption and in the end."""
+"""Holds the operator's account of a run against the replay's own, after each fault and in the end."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from demo import records
 from demo.snapshot import Json
 from demo.training import TrainingRun
-from tests.soak import account
-from tests.soak.pod_watch import PodWatch
+from tests.replay import account
+from tests.replay.pod_watch import PodWatch
 from tests.testcluster.shell import wait_until
 
 _ACCOUNT_S = 60.0
@@ -41,7 +41,7 @@ class BothAccounts:
         self._file.unlink(missing_ok=True)
 
     def lives(self, end_s: float | None = None) -> list[account.Life]:
-        """Returns the starts of the gang by the soak's own records, until now or until ``end_s``."""
+        """Returns the starts of the gang by the replay's own records, until now or until ``end_s``."""
         words, steps = account.read_words(self._run.output), records.read(self._run.output)
         return account.lives(self._pods.pods(), words, steps, end_s=time.time() if end_s is None else end_s)
 

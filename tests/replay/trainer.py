@@ -1,11 +1,12 @@
 """Runs in the trainer's container, in the place of the example: the same training, with a record of what it logs.
 
 Lies in a folder that the container mounts, and needs nothing of this repository. Writes a line of JSON for each record
-of the library's loggers into ``words.<pod>.jsonl``, with the time: what a soak knows of a process, it knows from there,
-also if the cluster's own logs are lost with a node. Starts no thread.
+of the library's loggers into ``words.<pod>.jsonl``, with the time: what a replay knows of a process, it knows from
+there, also if the cluster's own logs are lost with a node. Starts no thread.
 
 The cloud's metadata of the pod's node is looked for at the address that ``metadata.json`` beside this file names. If
-there is a file ``steps`` beside it, the number in it is the last step, whatever the flags say.
+there is a file ``steps`` in the run's folder, the number in it is the last step, whatever the flags say. After SIGUSR1
+the process allocates memory until the kernel kills it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import json
 import logging
 import os
 import runpy
+import signal
 import sys
 import time
 from pathlib import Path
 
 EXAMPLE = "/app"
 STEPS = "steps"
+TAKE_MEMORY = signal.SIGUSR1
 BEGAN = "began"
 ENDED = "ended"
 
@@ -44,15 +47,23 @@ def main() -> None:
     began_unix_s = _began_unix_s()
     output = Path(next(word.partition("=")[2] for word in sys.argv if word.startswith("--output=")))
     words = Words(output / f"words.{os.environ['GRACEPOINT_POD_NAME']}.jsonl")
-    words.write(began_unix_s, "soak", BEGAN)
+    words.write(began_unix_s, "replay", BEGAN)
     logging.getLogger("gracepoint").addHandler(words)
     _metadata(Path(__file__).with_name("metadata.json"))
     sys.path.insert(0, EXAMPLE)
     sys.argv[0] = f"{EXAMPLE}/train.py"
-    if (decided := Path(__file__).with_name(STEPS)).exists():
+    signal.signal(TAKE_MEMORY, _take_memory)
+    if (decided := output / STEPS).exists():
         sys.argv.append(f"--steps={decided.read_text()}")  # the last one counts
     runpy.run_path(f"{EXAMPLE}/train.py", run_name="__main__")
-    words.write(time.time(), "soak", ENDED)
+    words.write(time.time(), "replay", ENDED)
+
+
+def _take_memory(number: int, frame: object) -> None:
+    """Fills memory, page by page, until the limit of the container ends it."""
+    taken = []
+    while True:
+        taken.append(b"\x01" * (16 << 20))
 
 
 def _began_unix_s() -> float:
@@ -66,6 +77,8 @@ def _metadata(addresses: Path) -> None:
     """Sets the address of the metadata server. The real one's cannot exist on several nodes of one machine."""
     from gracepoint.receivers import metadata
 
+    if not addresses.exists():  # a cluster that is not the replay's own
+        return
     known = json.loads(addresses.read_text())
     metadata.BASE_URL = known[os.environ["GRACEPOINT_NODE_NAME"]]
 

@@ -1,4 +1,4 @@
-"""What must not be left after a soak: objects, files, processes, memory of the operator."""
+"""What must not be left after a replayed job: objects, files, processes, memory of the operator."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from demo.training import TrainingRun
 from gracepoint.checkpoint.steps.retention import OVERTAKEN_KEPT_S
 from gracepoint.wire.names import GROUP, Env
 from tests import leftovers
-from tests.soak.pod_watch import label
 from tests.testcluster.api import Cluster
 
 #: What a checkpoint directory has beside the steps when its job has ended.
 _KEPT_BESIDE = frozenset({".gracepoint-throughput", ".gracepoint-lease"})
-#: By how many bytes a replica of the operator may grow, whatever the number of disruptions.
+#: By how many bytes a replica of the operator may grow, whatever the number of faults.
 GROWTH_BYTES = 24 * 2**20
 
 
@@ -44,7 +43,7 @@ def objects(run: TrainingRun) -> list[str]:
     found = []
     query = ("get", "jobsets.jobset.x-k8s.io,jobs,pods,services", f"--namespace={run.namespace}", "--output=name")
     named = run.cluster.kubectl(*query).stdout.split()
-    labelled = run.cluster.kubectl(*query, f"--selector={label(run.name)}").stdout.split()
+    labelled = run.cluster.kubectl(*query, f"--selector={run.form.name_label}={run.name}").stdout.split()
     found += [f"object {name}" for name in {*labelled, *(each for each in named if f"/{run.name}" in each)}]
     query = ("get", f"preemptions.{GROUP}", f"--namespace={run.namespace}", "--output=json")
     for item in json.loads(run.cluster.kubectl(*query).stdout)["items"]:

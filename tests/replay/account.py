@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from demo.records import Step
-from tests.soak import trainer
+from tests.replay import trainer
 
 CATEGORIES = (
     "training",
@@ -27,8 +27,9 @@ CATEGORIES = (
     "restore",
     "compile",
 )
-#: Categories of the operator's account that are one here.
-_TOGETHER = {"saving": "training"}
+#: Categories that are compared as one. The operator knows from when on something other than time keeps pods from being
+#: made or bound, which a watch of the pods does not show.
+_TOGETHER = {"saving": "training", "scheduling": "waiting", "blocked": "waiting"}
 _RESTORED = re.compile(r"resumed restored_step=(\d+|None) training=False")
 _TRAINED = re.compile(r"resumed restored_step=(\d+|None) training=True")
 _LEFT = re.compile(r"preempted saved=")
@@ -195,11 +196,16 @@ def steps_lost(lives: Sequence[Life], number: int) -> int:
 
 def compared(own: Mapping[str, float], theirs: Mapping[str, float]) -> list[tuple[str, float, float]]:
     """Returns each category with its seconds here and in the operator's account."""
-    joined = dict.fromkeys(CATEGORIES, 0.0)
-    for category, seconds in theirs.items():
+    ours, others = _joined(own), _joined(theirs)
+    return [(category, ours.get(category, 0.0), others.get(category, 0.0)) for category in {**ours, **others}]
+
+
+def _joined(seconds: Mapping[str, float]) -> dict[str, float]:
+    joined: dict[str, float] = {}
+    for category, value in seconds.items():
         name = _TOGETHER.get(category, category)
-        joined[name] = joined.get(name, 0.0) + seconds
-    return [(category, own.get(category, 0.0), seconds) for category, seconds in joined.items()]
+        joined[name] = joined.get(name, 0.0) + value
+    return joined
 
 
 def _lost(life: Life, later: Sequence[Life], stopped_s: float) -> float:

@@ -1,0 +1,152 @@
+"""Lets faults of every kind happen to training jobs on a real cluster, and says what each of them cost.
+
+    python -m tests.replay --seed 1 --faults 300 --minutes 140
+    python -m tests.replay --seed 1 --only 17
+    python -m tests.replay --trace FILE [--minutes M]
+
+After each fault the job must train again by itself, lose no more steps than is promised for that kind of fault, and
+have one record with the right cause. In the end its losses, the order of its data and its parameters must be those of a
+run that nobody disturbed, bit for bit, and nothing of it may be left. Ends with 1 if any of that does not hold.
+
+Results are appended to results.jsonl and ends.jsonl in build/replay. What is there already is not done again, so the
+same command goes on with a replay that was cut. report.md and report.svg are made of all results; logs of what broke
+something are in logs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from demo import install
+from demo.narrator import Narrator
+from tests import testcluster
+from tests.replay import report, results, trace
+from tests.replay.kinds import KINDS
+from tests.replay.runner import SETTINGS, Replay
+from tests.replay.trace import Fault
+from tests.testcluster.api import Cluster, ClusterError
+
+_KEPT = "TESTCLUSTER_ID"
+
+
+def main() -> int:
+    """Runs a part of a replay; returns 1 if something was found that must not be."""
+    flags = _flags()
+    faults = flags.trace_faults
+    results_file, ends_file = flags.folder / results.FILE.name, flags.folder / results.ENDS.name
+    done = {(result.seed, result.fault) for result in results.read(results_file)}
+    again = set(flags.only)
+    ahead = [fault for fault in faults if (fault.fault in again if again else (fault.seed, fault.fault) not in done)]
+    say = Narrator()
+    say(f"{len(faults)} faults, {len(ahead)} to do; results in {flags.folder}")
+    signal.signal(signal.SIGTERM, _interrupt)
+    stopped = 0
+    try:
+        if ahead:
+            run(ahead, say=say, folder=flags.folder, minutes=flags.minutes, context=flags.context, nodes=flags.nodes)
+    except (ClusterError, KeyboardInterrupt) as error:
+        say(f"stopped: {error}\nlogs are in {flags.folder / 'logs'}; the same command goes on")
+        stopped = 1
+    of = {(fault.seed, fault.fault) for fault in faults}
+    found = [each for each in results.newest(results.read(results_file)) if (each.seed, each.fault) in of]
+    ends = [end for end in results.read_ends(ends_file) if end.seed in {fault.seed for fault in faults}]
+    if found:
+        report.write(found, ends, flags.folder)
+        print(report.rendered(found, ends))
+    return 1 if stopped or report.problems(found, ends) else 0
+
+
+def run(
+    ahead: Sequence[Fault],
+    *,
+    say: Callable[[str], None],
+    folder: Path,
+    minutes: float | None = None,
+    context: str | None = None,
+    nodes: Sequence[str] = (),
+) -> None:
+    """Lets faults happen on a cluster of their own, or on one that is there.
+
+    Args:
+        ahead: The faults, in their order.
+        say: Where news go.
+        folder: Where results go.
+        minutes: No fault begins after so many minutes. None: all come.
+        context: Of the cluster that is there. None: a cluster of its own, or the one that ``TESTCLUSTER_ID`` names.
+        nodes: Those that may be disturbed. Empty: all.
+
+    Raises:
+        ClusterError: There is no cluster, or it did not come back after a fault.
+    """
+    until_s = float("inf") if minutes is None else time.monotonic() + 60 * minutes
+    with _cluster(context) as cluster:
+        images = install.build_images(cluster, say)
+        install.install_operator(cluster, images.operator, SETTINGS)
+        replay = Replay(cluster, images, nodes=tuple(nodes) or cluster.nodes, say=say, folder=folder)
+        replay.prepare()
+        left = list(ahead)
+        while left and time.monotonic() < until_s:
+            faults = next(trace.jobs(left))
+            happened = replay.job(faults, until_s=until_s)
+            left = left[happened:]
+
+
+def _cluster(context: str | None) -> Cluster:
+    name = os.environ.get(_KEPT)
+    return testcluster.attach(name) if name else testcluster.open(nodes=2, context=context)
+
+
+def _flags() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1, help="what the trace is made from (%(default)s)")
+    parser.add_argument("--faults", type=int, default=300, help="how many (%(default)s)")
+    parser.add_argument("--trace", type=Path, default=None, help="a file with the faults, instead of a seed")
+    parser.add_argument("--write-trace", type=Path, default=None, help="write the trace into this file, and end")
+    parser.add_argument("--only", type=int, nargs="+", default=[], help="these faults of the trace alone, again")
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=None, help="a trace of these alone")
+    parser.add_argument("--context", default=None, help="a cluster of your kubeconfig, instead of one that is made")
+    parser.add_argument("--nodes", nargs="+", default=(), help="of that cluster: the nodes that may be disturbed")
+    parser.add_argument("--minutes", type=float, default=None, help="begin no fault after so many minutes")
+    parser.add_argument("--folder", type=Path, default=results.FOLDER, help="where results go (%(default)s)")
+    parser.add_argument("--list", action="store_true", help="say which kinds there are, and end")
+    flags = parser.parse_args()
+    if flags.context and len(flags.nodes) < 2:
+        parser.error("--context needs --nodes with at least two nodes: these are tainted, drained and cordoned")
+    if flags.list:
+        for kind in KINDS.values():
+            print(f"{kind.name}: {kind.about}")
+        parser.exit()
+    try:
+        flags.trace_faults = trace.read(flags.trace, KINDS) if flags.trace else _made(flags)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    if flags.write_trace:
+        trace.write(flags.trace_faults, flags.write_trace)
+        parser.exit()
+    flags.folder.mkdir(parents=True, exist_ok=True)
+    return flags
+
+
+def _made(flags: argparse.Namespace) -> tuple[Fault, ...]:
+    """The trace of a seed. What needs a cluster of its own is left out on another one."""
+    chosen = [KINDS[name] for name in flags.kinds or KINDS]
+    kinds = {kind.name: kind.workloads for kind in chosen if not (flags.context and kind.own_cluster)}
+    able = {workload for workloads in kinds.values() for workload in workloads}
+    sizes = [(workload, size) for workload, size in trace.SIZES if workload in able]
+    return trace.made(flags.seed, flags.faults, kinds, sizes=sizes)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """Lets the report be printed and the cluster be removed, undisturbed by a second signal."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt("interrupted")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""What the faults of a replay cost, as tables and as a picture. Pure but for ``write``."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from tests.replay.results import End, Result
+
+#: The operator's account may differ by this share of the whole time, in each category,
+GOAL = 0.01
+#: and by so much for each start: a kubelet tells in whole seconds when a process has ended.
+_OF_EACH_START_S = 1.0
+_HEADER = (
+    *("kind", "announced", "count", "recovered", "promises kept"),
+    *("steps lost, p50", "max", "s until training, p50", "p99", "counted"),
+)
+
+
+def unlike(account: Sequence[tuple[str, float, float]], starts: int) -> list[str]:
+    """Returns the categories in which the accounts of a job with so many starts differ by more than the goal."""
+    whole = sum(own for _, own, _ in account)
+    most = GOAL * whole + _OF_EACH_START_S * starts
+    return [
+        f"account, {category}: {theirs:.1f} s by the operator, {own:.1f} s by the trainers' records; they differ by "
+        f"{abs(theirs - own) / whole:.1%} of the whole time, expected at most {GOAL:.0%} and {_OF_EACH_START_S:g} s "
+        f"for each of {starts} starts"
+        for category, own, theirs in account
+        if abs(theirs - own) > most
+    ]
+
+
+def problems(results: Iterable[Result], ends: Iterable[End]) -> list[str]:
+    """Returns all that must not be, each with the fault or the job after which it was found."""
+    found = [
+        f"fault {result.fault} of seed {result.seed}, {result.kind}: {text}"
+        for result in results
+        for text in result.broken
+    ]
+    for end in ends:
+        faults = f"{min(end.faults)} to {max(end.faults)}" if end.faults else "none"
+        found += [f"the {end.workload} of the faults {faults} of seed {end.seed}: {text}" for text in end.broken]
+    return found
+
+
+def rendered(results: Sequence[Result], ends: Sequence[End]) -> str:
+    """Returns the report."""
+    parts = [table(results)]
+    if accounts := [end.account for end in ends if end.account and end.workload == "JobSet"]:
+        parts.append(account_table(_together(accounts)))
+    steps, jobs = sum(end.steps for end in ends), len(ends)
+    recovered = sum(result.recovered for result in results)
+    parts.append(
+        f"{len(results)} faults of {len({result.kind for result in results})} kinds, {recovered} recovered; "
+        f"{jobs} jobs came to their end, after {steps} steps."
+    )
+    parts.append("\n".join(problems(results, ends)) or "Nothing was found that must not be.")
+    return "\n\n".join(parts)
+
+
+def table(results: Sequence[Result]) -> str:
+    """Returns what each kind cost, as a table of Markdown."""
+    rows: list[Sequence[str]] = [_HEADER, ["--"] * len(_HEADER)]
+    for kind in sorted({result.kind for result in results}, key=lambda kind: _order(results, kind)):
+        rows.append(_row(f"`{kind}`", [result for result in results if result.kind == kind]))
+    for name, announced in (("all announced", True), ("all others", False)):
+        if of := [result for result in results if result.announced is announced]:
+            rows.append(_row(name, of))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _order(results: Sequence[Result], kind: str) -> tuple[bool, str]:
+    announced = any(result.announced for result in results if result.kind == kind)
+    return not announced, kind
+
+
+def _row(name: str, of: Sequence[Result]) -> list[str]:
+    lost = sorted(result.steps_lost for result in of)
+    seconds = sorted(result.until_training_s for result in of if result.recovered)
+    return [
+        name,
+        "yes" if of[0].announced else "no",
+        str(len(of)),
+        str(sum(result.recovered for result in of)),
+        str(sum(not result.broken for result in of)),
+        str(percentile(lost, 0.5)),
+        str(max(lost)),
+        f"{percentile(seconds, 0.5):.1f}" if seconds else "",
+        f"{percentile(seconds, 0.99):.1f}" if seconds else "",
+        str(sum(result.counted_restarts for result in of)),
+    ]
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Returns the smallest value that at least so large a share of the values does not exceed."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def _together(accounts: Sequence[Sequence[tuple[str, float, float]]]) -> list[tuple[str, float, float]]:
+    """Returns the sums of accounts."""
+    sums: dict[str, tuple[float, float]] = {}
+    for account in accounts:
+        for category, own, theirs in account:
+            before = sums.get(category, (0.0, 0.0))
+            sums[category] = before[0] + own, before[1] + theirs
+    return [(category, own, theirs) for category, (own, theirs) in sums.items()]
+
+
+def account_table(account: Sequence[tuple[str, float, float]]) -> str:
+    whole = sum(own for _, own, _ in account)
+    header = ("category", "by the trainers, s", "by the operator, s", "difference, s", "of all")
+    rows: list[Sequence[str]] = [header, ["--"] * len(header)]
+    for category, own, theirs in (*account, ("all", whole, sum(theirs for _, _, theirs in account))):
+        rows.append([category, f"{own:.1f}", f"{theirs:.1f}", f"{theirs - own:+.1f}", f"{(theirs - own) / whole:+.1%}"])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+_WIDTH, _LEFT, _RIGHT, _TOP, _LINE = 900, 250, 110, 54, 20
+_TICKS_S = (0.1, 1, 10, 100, 1000)
+_COLOURS = {True: "#2a6fbb", False: "#c2571a"}
+_BROKEN = "#c0182b"
+
+
+def picture(results: Sequence[Result]) -> str:
+    """Returns an SVG: a row of each kind, a point of each fault, at its seconds until training."""
+    kinds = sorted({result.kind for result in results}, key=lambda kind: _order(results, kind))
+    height = _TOP + _LINE * len(kinds) + 50
+    bottom = height - 40
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif" '
+        'font-size="12" role="img" aria-label="Seconds until training after each fault, by kind">',
+        f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
+        _text(_LEFT, 20, f"{len(results)} faults: seconds until training, and steps lost", size=14),
+        *(
+            part
+            for seconds in _TICKS_S
+            for part in (
+                f'<line x1="{_x(seconds):.1f}" x2="{_x(seconds):.1f}" y1="{_TOP - 8}" y2="{bottom}" stroke="#ddd"/>',
+                _text(_x(seconds), bottom + 16, f"{seconds:g} s", anchor="middle"),
+            )
+        ),
+        _text(_WIDTH - _RIGHT + 10, _TOP - 12, "steps lost, max"),
+    ]
+    for number, kind in enumerate(kinds):
+        of = [result for result in results if result.kind == kind]
+        y = _TOP + _LINE * number + 8
+        parts.append(_text(_LEFT - 12, y + 4, f"{kind} ({len(of)})", anchor="end"))
+        parts += [_point(result, y) for result in of]
+        parts.append(_text(_WIDTH - _RIGHT + 10, y + 4, str(max(result.steps_lost for result in of))))
+    legend = (("announced", _COLOURS[True]), ("not announced", _COLOURS[False]), ("a promise was broken", _BROKEN))
+    for place, (text, colour) in enumerate(legend):
+        parts.append(f'<circle cx="{_LEFT + 190 * place}" cy="{height - 10}" r="4" fill="{colour}"/>')
+        parts.append(_text(_LEFT + 190 * place + 10, height - 6, text))
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def _point(result: Result, y: float) -> str:
+    colour = _BROKEN if result.broken else _COLOURS[result.announced]
+    x = _x(result.until_training_s if result.recovered else _TICKS_S[-1])
+    return f'<circle cx="{x:.1f}" cy="{y}" r="4" fill="{colour}" fill-opacity="0.6"/>'
+
+
+def _x(seconds: float) -> float:
+    """Where so many seconds are, on a logarithmic axis."""
+    first, last = math.log10(_TICKS_S[0]), math.log10(_TICKS_S[-1])
+    share = (math.log10(min(max(seconds, _TICKS_S[0]), _TICKS_S[-1])) - first) / (last - first)
+    return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
+
+
+def _text(x: float, y: float, text: str, *, anchor: str = "start", size: int = 12) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">{html.escape(text)}</text>'
+
+
+def write(results: Sequence[Result], ends: Sequence[End], folder: Path) -> None:
+    """Writes ``report.md`` and ``report.svg``."""
+    files: dict[str, Callable[[], str]] = {
+        "report.md": lambda: rendered(results, ends) + "\n",
+        "report.svg": lambda: picture(results),
+    }
+    for name, made in files.items():
+        (folder / name).write_text(made(), encoding="utf-8")

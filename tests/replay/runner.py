@@ -1,0 +1,530 @@
+"""Goes through a trace: makes the jobs, lets the faults happen to them, and looks at what came of each.
+
+Everything happens in the caller's thread, apart from the pod watch and the metadata servers, which end with the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import itertools
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from demo import install, records
+from demo.forms import JOB, JOBSET, Form
+from demo.install import Images
+from demo.logs import PodLogs
+from demo.snapshot import PROCESSES, Json, Snapshot
+from demo.training import TrainingRun, apply_policy
+from gracepoint.wire.messages import Phase
+from tests import xla
+from tests.cluster import asking, machine, operator
+from tests.metadata.servers import GceServer
+from tests.replay import account, checks, report, results, trace, trainer
+from tests.replay.both_accounts import BothAccounts
+from tests.replay.kinds import (
+    ACTIVE_MAINTENANCE,
+    EVERY_STEPS,
+    KINDS,
+    LABEL,
+    PRIORITY,
+    SNAPSHOT_SERVERS,
+    Kind,
+    Scene,
+    Then,
+    prepare,
+)
+from tests.replay.pod_watch import PodWatch
+from tests.replay.results import Result
+from tests.replay.trace import Fault
+from tests.testcluster.api import Cluster, ClusterError
+from tests.testcluster.local import LocalCluster
+from tests.testcluster.shell import wait_until
+
+NAMESPACE = "gracepoint-replay"
+#: With snapshots in memory and a worker for saves, and with storage alone; of runs that nobody disturbs.
+MEMORY_POLICY, STORAGE_POLICY, UNDISTURBED_POLICY = "memory", "storage", "undisturbed"
+KEEP_LAST = 2
+_SNAPSHOT_STEPS = 10
+#: Of the chart: a snapshot server on each node.
+SETTINGS = ("snapshots.enabled=true", "snapshots.capacity=64Mi", f"snapshots.nodeSelector.{LABEL[0]}={LABEL[1]}")
+#: A small model, and steps of a length that leaves time to disturb it.
+_FLAGS = {"width": 64, "layers": 1}
+_ENVIRONMENT = {"XLA_FLAGS": xla.FLAGS}
+_MEMORY_LIMIT = "1Gi"
+#: How long faults take depends on the machine, and the job trains meanwhile. So its last step is decided after its last
+#: fault: this many steps after the newest one. Until then it is one that no replay reaches.
+_STEPS_TO_THE_END = 300
+_STEPS_UNDECIDED = 10_000_000
+#: Steps after which the job has gone on.
+_STEPS_AFTER = 20
+_RESUMED_S = 300.0
+_RECORDED_S = 60.0
+_END_S = 1800.0
+_GONE_S = 90.0
+_MOST_DIFFERENCES = 1000
+
+_Metadata = dict[str, GceServer]
+
+
+class Replay:
+    """A trace on a cluster that has the operator.
+
+    Args:
+        cluster: The cluster.
+        images: The images of operator and trainer.
+        nodes: Those that may be disturbed, at least two.
+        say: Where news go.
+        folder: Where results go, and what helps to find out what went wrong.
+    """
+
+    def __init__(
+        self, cluster: Cluster, images: Images, *, nodes: tuple[str, ...], say: Callable[[str], None], folder: Path
+    ) -> None:
+        self._nodes = nodes
+        self._cluster = cluster
+        self._images = images
+        self._say = say
+        self._folder = folder
+        self._mark = time.strftime("%H%M%S")
+        self._made = 0
+
+    def prepare(self) -> None:
+        """Makes what the jobs need."""
+        prepare(self._cluster, *self._nodes)
+        install.make_namespace(self._cluster, NAMESPACE)
+        first = {
+            "apiVersion": "scheduling.k8s.io/v1",
+            "kind": "PriorityClass",
+            "metadata": {"name": PRIORITY},
+            "value": -10,
+        }
+        self._cluster.kubectl("apply", "-f", "-", stdin=json.dumps(first))
+        policies = {STORAGE_POLICY: _on_storage, MEMORY_POLICY: _in_memory, UNDISTURBED_POLICY: _without_saves}
+        for name, change in policies.items():
+            apply_policy(self._cluster, name, namespace=NAMESPACE, change=change)
+        self._wait_for_snapshot_servers()
+
+    def job(self, faults: Sequence[Fault], *, until_s: float = float("inf")) -> int:
+        """Lets faults happen to one training job, and holds it against one that nobody disturbs.
+
+        Args:
+            faults: Of one job.
+            until_s: ``time.monotonic()``. No fault begins later.
+
+        Returns:
+            How many happened. Less than there are: time was over, or the job did not come back.
+        """
+        self._made += 1
+        form = JOBSET if faults[0].workload == trace.JOBSET else JOB
+        run = self._training_run(f"job-{faults[0].job}-{self._made}", _policy_of(form), form)
+        folder = self._folder / "logs" / run.name
+        with self._metadata() as metadata, PodWatch(run) as pods:
+            run.start(_of_many_restarts, self._with_words)
+            accounts = BothAccounts(run, _policy_of(form), pods, folder)
+            run.wait_for_step(1, timeout_s=_RESUMED_S)
+            memory: list[int] = []
+            done: list[Result] = []
+            for fault in faults:
+                if time.monotonic() > until_s:
+                    break
+                result = self._fault(fault, run, accounts, metadata)
+                results.append(result, self._folder / results.FILE.name)
+                self._tell(result)
+                done.append(result)
+                if result.broken:
+                    self._save_logs(f"{fault.seed}-{fault.fault}-{fault.kind}", run)
+                if not result.recovered:
+                    self._give_up(run)
+                    return len(done)
+                memory = memory or checks.operator_bytes()
+            problems, rows = self._end(run, accounts, done, memory)
+        problems += self._compare(run, done)
+        problems += self._remaining(run)
+        end = results.End(
+            seed=faults[0].seed,
+            workload=run.form.kind,
+            faults=tuple(result.fault for result in done),
+            steps=run.steps,
+            account=tuple(rows),
+            broken=tuple(problems),
+            at=_stamp(time.time()),
+        )
+        results.append(end, self._folder / results.ENDS.name)
+        for problem in problems:
+            self._say(f"  the end of {run.name}: {problem}")
+        if problems:
+            self._save_logs(run.name, run)
+        return len(done)
+
+    def _training_run(
+        self, name: str, policy: str, form: Form = JOBSET, *, steps: int = _STEPS_UNDECIDED, pace: float = 0.1
+    ) -> TrainingRun:
+        return TrainingRun(
+            self._cluster,
+            f"{name}-{self._mark}",
+            namespace=NAMESPACE,
+            image=self._images.trainer,
+            steps=steps,
+            policy=policy,
+            flags={**_FLAGS, "pace": pace},
+            environment=_ENVIRONMENT,
+            form=form,
+        )
+
+    def _with_words(self, template: Json) -> None:
+        """Lets the trainers run ``trainer.py``, within a limit of their memory."""
+        folder = self._cluster.shared_dir / "replay"
+        folder.mkdir(exist_ok=True)
+        source = Path(trainer.__file__)
+        (folder / source.name).write_text(source.read_text())
+        pod = template["spec"]
+        pod["priorityClassName"] = PRIORITY
+        pod["nodeSelector"] = dict([LABEL])
+        (container,) = pod["containers"]
+        container["command"] = ["python", "-u", f"/shared/replay/{source.name}"]
+        container["resources"]["limits"] = {"memory": _MEMORY_LIMIT}
+
+    @contextlib.contextmanager
+    def _metadata(self) -> Iterator[_Metadata]:
+        """A metadata server for each node of a cluster of its own."""
+        folder = self._cluster.shared_dir / "replay"
+        folder.mkdir(exist_ok=True)
+        if not isinstance(self._cluster, LocalCluster):
+            (folder / "metadata.json").unlink(missing_ok=True)
+            yield {}
+            return
+        address = self._cluster.record.network.host_ip
+        with contextlib.ExitStack() as servers:
+            found = {node: servers.enter_context(GceServer(address)) for node in self._nodes}
+            (folder / "metadata.json").write_text(json.dumps({node: server.url for node, server in found.items()}))
+            yield found
+
+    def _fault(self, fault: Fault, run: TrainingRun, accounts: BothAccounts, metadata: _Metadata) -> Result:
+        """Lets one fault happen, and looks at what came of it."""
+        kind = KINDS[fault.kind]
+        began_s = time.time()
+        missed = Result(
+            seed=fault.seed,
+            fault=fault.fault,
+            kind=kind.name,
+            announced=kind.announced,
+            workload=run.form.kind,
+            recovered=False,
+            steps_lost=0,
+            until_training_s=0.0,
+            counted_restarts=0,
+            at=_stamp(began_s),
+        )
+        self._say(f"fault {fault.fault} of seed {fault.seed}: {kind.name}, process {fault.process} of {run.name}")
+        try:
+            run.wait_for_step(_newest(run) + fault.after_steps, timeout_s=_RESUMED_S)
+            pods = run.wait_for_pods()
+            before, lives = run.look(), accounts.lives()
+            committed = _committed(run)
+            began_s = time.time()
+            scene = Scene(run, pods, pods[fault.process], self._nodes, metadata, self._images.trainer, since_s=began_s)
+            with kind.happens(scene):
+                until_s = self._until_training(run, kind, scene, before)
+            operator.ready(self._cluster)
+            run.wait_for_pods()
+        except (ClusterError, AssertionError) as error:
+            recovered = self._trains_again(run)
+            what = "not as expected, but it trains again" if recovered else "not recovered"
+            return dataclasses.replace(missed, at=_stamp(began_s), recovered=recovered, broken=(f"{what}: {error}",))
+        accounts.note(f"{fault.fault} {kind.name}")
+        now = accounts.lives()
+        lost = sum(account.steps_lost(now, number) for number in range(max(0, len(lives) - 1), len(now)))
+        after = run.look()
+        result = dataclasses.replace(
+            missed,
+            recovered=True,
+            steps_lost=lost,
+            until_training_s=until_s,
+            counted_restarts=after.restarts_counted - before.restarts_counted,
+            at=_stamp(began_s),
+        )
+        broken = [
+            *_broken_promises(result, kind),
+            *self._wrong_restarts(kind, before, after),
+            *_forgotten(committed, now[len(lives) :]),
+            *self._wrong_records(kind, run, before),
+            *_unequal(run),
+        ]
+        return dataclasses.replace(result, broken=tuple(broken))
+
+    def _until_training(self, run: TrainingRun, kind: Kind, scene: Scene, before: Snapshot) -> float:
+        """Waits until the job has gone on; returns how long it did not train."""
+        if kind.then is Then.GOES_ON:
+            run.wait_for_step(_newest(run) + _STEPS_AFTER, timeout_s=_RESUMED_S)
+            return _longest_pause(run, scene.since_s)
+        begins: list[float] = []
+
+        def trains() -> bool:
+            begins[:] = [at for at in _first_steps(run) if at > scene.since_s]
+            return bool(begins)
+
+        # A look at the API server tells if the job is over; the steps come from files.
+        wait_until(
+            f"{run.name} to train again after {kind.name}",
+            trains,
+            timeout_s=_RESUMED_S,
+            hint=lambda: f"\n{run.look().describe()}",
+        )
+        return min(begins) - scene.since_s
+
+    def _trains_again(self, run: TrainingRun) -> bool:
+        """Takes away what a fault has left, and says whether the job goes on then."""
+        restore(self._cluster, self._nodes)
+        with contextlib.suppress(ClusterError):
+            run.wait_for_step(_newest(run) + _STEPS_AFTER, timeout_s=_RESUMED_S)
+            run.wait_for_pods()
+            return True
+        return False
+
+    def _wrong_restarts(self, kind: Kind, before: Snapshot, after: Snapshot) -> list[str]:
+        if kind.then is Then.GOES_ON and after.restarts != before.restarts:
+            return [f"{after.restarts - before.restarts} restarts, expected that it goes on"]
+        return []
+
+    def _wrong_records(self, kind: Kind, run: TrainingRun, before: Snapshot) -> list[str]:
+        """What is wrong with the records of a fault."""
+        known = {_name(record) for record in before.preemptions}
+        least, most = kind.records
+        fresh: list[Json] = []
+
+        def are_there() -> bool:
+            fresh[:] = [record for record in run.look().preemptions if _name(record) not in known]
+            return len(fresh) >= least and all(_ended(record, kind) for record in fresh)
+
+        # The replicas of the operator may just have begun to serve again.
+        with contextlib.suppress(ClusterError):
+            wait_until(f"the record of {kind.name}", are_there, timeout_s=_RECORDED_S, every_s=1)
+        found = []
+        if not least <= len(fresh) <= most:
+            wanted = f"{least}" if least == most else f"{least} to {most}"
+            found.append(f"{len(fresh)} Preemptions, expected {wanted}: {', '.join(map(_told, fresh)) or 'none'}")
+        for record in fresh:
+            if record["spec"]["cause"] not in kind.causes:
+                causes = " or ".join(sorted(kind.causes)) or "none"
+                found.append(f"the cause of a Preemption is {record['spec']['cause']}, expected {causes}")
+            if kind.phases and not _ended(record, kind):
+                found.append(f"{_told(record)}, expected {' or '.join(sorted(kind.phases))} with 0 steps lost")
+        return found
+
+    def _end(
+        self, run: TrainingRun, accounts: BothAccounts, done: Sequence[Result], memory: list[int]
+    ) -> tuple[list[str], list[tuple[str, float, float]]]:
+        """Lets a job come to its end; returns what is wrong with what it has left, and both accounts of its time."""
+        run.steps = _newest(run) + _STEPS_TO_THE_END
+        (run.output / trainer.STEPS).write_text(str(run.steps))
+        try:
+            pod = run.wait_for_pods()[0]
+            run.cluster.kubectl("delete", "pod", pod.name, f"--namespace={NAMESPACE}", "--wait=false")
+            run.wait_for_end(timeout_s=_END_S)
+            rows = accounts.finished()
+        except ClusterError as error:
+            return [f"it did not end: {error}"], []
+        problems = checks.files(run, KEEP_LAST) + (
+            report.unlike(rows, len(accounts.lives())) if run.form is JOBSET else []
+        )
+        now = checks.operator_bytes()
+        if memory and now and max(now) > max(memory) + checks.GROWTH_BYTES:
+            problems.append(f"a replica of the operator has grown from {max(memory)} to {max(now)} bytes")
+        self._say(f"memory of the operator's replicas: {memory} bytes after the first fault, {now} in the end")
+        return problems, rows
+
+    def _compare(self, run: TrainingRun, done: Sequence[Result]) -> list[str]:
+        """Says how the job differs from one that nobody disturbed."""
+        other = self._training_run(
+            f"{run.name.rpartition('-')[0]}-alone", UNDISTURBED_POLICY, steps=run.steps, pace=0.0
+        )
+        try:
+            other.start()
+            other.wait_for_end(timeout_s=_END_S)
+            found = run.compare(other, most=_MOST_DIFFERENCES).differences
+        except ClusterError as error:
+            return [f"the run that nobody disturbs: {error}"]
+        finally:
+            other.delete()
+        # A killed process may have saved a step that it did not come to write down: each one and two of them at most.
+        unwritten = [each for each in found if each.startswith("disturbed") and each.endswith("was not recorded")]
+        if len(unwritten) <= 4 * PROCESSES * sum(not result.announced for result in done):
+            found = tuple(each for each in found if each not in unwritten)
+        return [f"not as the undisturbed run: {each}" for each in found[:20]]
+
+    def _remaining(self, run: TrainingRun) -> list[str]:
+        """Deletes a job, and says what is left after the garbage collector had its time."""
+
+        def left() -> list[str]:
+            return checks.objects(run) + checks.processes(run) + checks.marks_on_nodes(self._cluster)
+
+        run.delete()
+        with contextlib.suppress(ClusterError):
+            wait_until("all of it to be gone", lambda: not left(), timeout_s=_GONE_S, every_s=1)
+        return left()
+
+    def _give_up(self, run: TrainingRun) -> None:
+        """Ends a job that did not come back."""
+        machine.end_at_once(run)
+        run.delete()
+        self._wait_for_snapshot_servers()
+
+    def _wait_for_snapshot_servers(self) -> None:
+        self._cluster.kubectl(
+            *("rollout", "status", f"daemonset/{SNAPSHOT_SERVERS}", f"--namespace={install.OPERATOR_NAMESPACE}"),
+            "--timeout=180s",
+            timeout_s=190,
+        )
+
+    def _save_logs(self, name: str, run: TrainingRun) -> None:
+        """Keeps what helps to find out what went wrong, also what processes said that are gone."""
+        logs = PodLogs(self._cluster, self._folder / "logs" / name)
+        install.save_logs(self._cluster, logs, NAMESPACE)
+        selected = ("--selector=batch.kubernetes.io/job-name", f"--namespace={NAMESPACE}")
+        logs.save("trainers.log", "logs", *selected, "--all-containers", "--prefix", "--timestamps", "--tail=-1")
+        for path in run.output.glob("words.*.jsonl"):
+            shutil.copy(path, logs.folder)
+
+    def _tell(self, result: Result) -> None:
+        if not result.recovered:
+            self._say(f"  {result.broken[0]}")
+            return
+        self._say(f"  {result.steps_lost} steps lost, training again after {result.until_training_s:.1f} s")
+        for problem in result.broken:
+            self._say(f"  BROKEN: {problem}")
+
+
+def _of_many_restarts(workload: Json) -> None:
+    """A program is to blame far more often than on any cluster."""
+    if workload["kind"] == JOBSET.kind:
+        workload["spec"]["failurePolicy"] = {"maxRestarts": 1000}
+
+
+def restore(cluster: Cluster, nodes: tuple[str, ...]) -> None:
+    """Brings back what faults have taken away.
+
+    Raises:
+        ClusterError: It does not come back.
+    """
+    for node in nodes:
+        if node not in cluster.nodes and isinstance(cluster, LocalCluster):
+            cluster.restore_node(node, timeout_s=180)
+        clean = json.dumps({"spec": {"taints": None, "unschedulable": None}})
+        cluster.kubectl("patch", "node", node, "--type=merge", "--patch", clean)
+        prepare(cluster, node)
+        cluster.kubectl("label", "node", node, f"{asking.MAINTENANCE}-", f"{ACTIVE_MAINTENANCE}-")
+    for what in (
+        (f"--namespace={NAMESPACE}", "resourcequota/none", "pod/urgent"),
+        ("validatingwebhookconfigurations.admissionregistration.k8s.io/foreign",),
+    ):
+        cluster.kubectl("delete", *what, "--ignore-not-found", "--force", "--grace-period=0")
+    operator.ready(cluster)
+
+
+def _on_storage(spec: Json) -> None:
+    spec["checkpoint"].update(everySteps=EVERY_STEPS, keepLast=KEEP_LAST)
+    # A replay disturbs far more often than any cluster does.
+    spec["exitBreaker"] = {"savedExits": 0}
+    spec["cloudMetadata"] = ["GCE"]
+
+
+def _in_memory(spec: Json) -> None:
+    _on_storage(spec)
+    spec["checkpoint"].update(writer="Worker", memory={"everySteps": _SNAPSHOT_STEPS, "copies": 2})
+
+
+def _without_saves(spec: Json) -> None:
+    spec["checkpoint"].update(everySteps=0, everySeconds=0)
+
+
+def _policy_of(form: Form) -> str:
+    return MEMORY_POLICY if form is JOBSET else STORAGE_POLICY
+
+
+def _broken_promises(result: Result, kind: Kind) -> list[str]:
+    """Which of its kind's promises a fault's result does not keep."""
+    found = []
+    if result.steps_lost > (most := 0 if kind.announced or kind.then is Then.GOES_ON else 2 * EVERY_STEPS):
+        found.append(f"{result.steps_lost} steps lost, expected at most {most}")
+    if result.counted_restarts > kind.counted:
+        found.append(f"{result.counted_restarts} restarts count towards the limit, expected at most {kind.counted}")
+    return found
+
+
+def _forgotten(committed: int, later: Sequence[account.Life]) -> list[str]:
+    """Whether a later life went on from before the step that was complete in storage when the fault came."""
+    restored = [life.restored_step for life in later if life.restored_step is not None]
+    return [f"restored step {step}, but step {committed} was complete" for step in restored if step < committed]
+
+
+def _unequal(run: TrainingRun) -> list[str]:
+    """Says which steps were not the same each time that they were done."""
+    seen: dict[tuple[int, int], tuple[str, str]] = {}
+    found = []
+    for step in records.read(run.output):
+        values = (step.loss, step.batch)
+        if seen.setdefault((step.process, step.step), values) != values:
+            found.append(f"process {step.process}, step {step.step} was not the same when it was done again")
+    return found[:5]
+
+
+def _committed(run: TrainingRun) -> int:
+    """The newest step that is complete in storage. 0: none."""
+    return max((int(path.name) for path in run.checkpoints.iterdir() if path.name.isdigit()), default=0)
+
+
+def _longest_pause(run: TrainingRun, since_s: float) -> float:
+    """The longest time between two steps, from the last one before ``since_s`` on."""
+    times = sorted(step.unix_s for step in records.read(run.output) if step.process == 0)
+    before = [at for at in times if at < since_s][-1:]
+    later = [*before, *(at for at in times if at >= since_s)]
+    return max((two - one for one, two in itertools.pairwise(later)), default=0.0)
+
+
+def _first_steps(run: TrainingRun) -> list[float]:
+    """Returns when process 0 did the first step of each start."""
+    found = []
+    for path in run.output.glob("losses.process_0.attempt_*.jsonl"):
+        with path.open() as file:
+            line = file.readline()
+        if line.endswith("\n"):
+            found.append(float(json.loads(line)["unix_s"]))
+    return sorted(found)
+
+
+def _newest(run: TrainingRun) -> int:
+    newest = run.newest()
+    return newest.step if newest else 0
+
+
+def _name(record: Json) -> str:
+    return str(record["metadata"]["name"])
+
+
+def _told(record: Json) -> str:
+    status = record.get("status", {})
+    return (
+        f"Preemption {_name(record)} ({record['spec']['cause']}) is {status.get('phase')} with "
+        f"{status.get('stepsLost')} steps lost: {status.get('message')}"
+    )
+
+
+def _ended(record: Json, kind: Kind) -> bool:
+    """Whether a record has ended, and as its kind's must."""
+    status = record.get("status", {})
+    phase = status.get("phase")
+    if phase is None or not Phase(phase).ended:
+        return False
+    if not kind.phases:
+        return True
+    return phase in kind.phases and (phase != Phase.COMMITTED or status.get("stepsLost") == 0)
+
+
+def _stamp(unix_s: float) -> str:
+    return datetime.datetime.fromtimestamp(unix_s, datetime.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,42 @@
+"""The short form of the replay: nine kinds of faults on a JobSet and a Job (``make test-replay``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import testcluster
+from tests.replay import report, results, trace
+from tests.replay.__main__ import run
+from tests.replay.kinds import KINDS
+
+ON_JOBSET = (
+    *("gke-spot", "pod-deleted", "process-0-killed", "suspended", "drain"),
+    *("operator-killed-before-notice", "out-of-memory"),
+)
+ON_JOB = ("metadata", "process-1-killed")
+
+
+@pytest.mark.replay
+@pytest.mark.timeout(1800)
+def test_jobs_go_on_after_nine_kinds_of_faults(tmp_path: Path) -> None:
+    if reason := testcluster.why_not():
+        pytest.skip(f"no cluster on this machine: {reason}")
+    faults = [
+        trace.Fault(7, number, job, workload, kind, 15, number % 2)
+        for number, (job, workload, kind) in enumerate(
+            [
+                *((1, trace.JOBSET, kind) for kind in ON_JOBSET),
+                *((2, trace.JOB, kind) for kind in ON_JOB),
+            ],
+            1,
+        )
+    ]
+    assert all(fault.workload in KINDS[fault.kind].workloads for fault in faults)
+    run(faults, say=print, folder=tmp_path)
+    found = results.read(tmp_path / results.FILE.name)
+    ends = results.read_ends(tmp_path / results.ENDS.name)
+    assert report.problems(found, ends) == [], report.rendered(found, ends)
+    assert [result.fault for result in found] == [fault.fault for fault in faults]
+    assert len(ends) == 2
