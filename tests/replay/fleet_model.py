@@ -35,7 +35,7 @@ class Figures:
     Attributes:
         restart_s: From the last save to the first step on the cluster of the tests: docs/benchmarks.md, "From the
             commit to the next step".
-        lost_node_s: How much longer it takes if a node is off: docs/testing.md, the soak, ``node-killed`` less
+        lost_node_s: How much longer it takes if a node is off: measured with 11 lost nodes, ``node-off`` less
             ``taint``.
         heartbeat_s: How long until an agent of one's own sees that: NVRx's default ``heartbeat_timeout``.
         stop_s_per_host: Until all hosts stand still at one step: docs/scale.md, 3.8 s at 4,096 processes.
