@@ -107,7 +107,7 @@ class Kind:
         causes: What the records of it may say as their cause.
         records: How many records there are, at least and at most.
         phases: How each of them may end. Empty: it does not matter.
-        counted: How many restarts of it count at most: 1 if the program is to blame.
+        counted: How many restarts of it count at most: 1 if the program is to blame, or if a Job cannot tell.
         workloads: What it can be done to.
         own_cluster: Whether it needs a cluster of its own: it reaches further than the job's namespace and nodes, or
             needs the machines of the nodes.
@@ -640,7 +640,9 @@ def _node_off(scene: Scene) -> Iterator[None]:
     _bring(scene)
 
 
-@_kind("node-rebooted", "NodeLost", announced=False, records=(0, 2), phases=(), own_cluster=True)
+# What the fresh machine says of containers that it does not know, a Job cannot tell from an error of the program
+# (docs/restarts.md).
+@_kind("node-rebooted", "NodeLost", announced=False, records=(0, 2), phases=(), counted=1, own_cluster=True)
 def _node_rebooted(scene: Scene) -> Iterator[None]:
     """A machine is off, without a goodbye, and a fresh one of its name comes at once."""
     scene.cluster.lose_node(scene.pod.node)

@@ -123,3 +123,20 @@ def test_the_report_adds_up_what_each_kind_cost() -> None:
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 2), (0.99, 4), (0.25, 1)])
 def test_a_percentile_is_a_value_that_was_measured(share: float, expected: int) -> None:
     assert report.percentile([1, 2, 3, 4], share) == expected
+
+
+@pytest.mark.parametrize(
+    ("category", "seconds", "unlike"),
+    [
+        pytest.param("training", 2.9, False, id="within a percent"),
+        pytest.param("training", 3.1, True, id="known exactly"),
+        pytest.param("leaving", 3.1, False, id="known in whole seconds"),
+        pytest.param("leaving", 11.1, True, id="more than a second of each start"),
+    ],
+)
+def test_an_account_is_held_to_a_percent_and_to_the_whole_seconds_of_kubelets(
+    category: str, seconds: float, unlike: bool
+) -> None:
+    account = [("join", 200.0, 200.0 - seconds), (category, 100.0, 100.0 + seconds)]
+    found = [text for text in report.unlike(account, starts=8) if text.startswith(f"account, {category}")]
+    assert bool(found) is unlike, found
