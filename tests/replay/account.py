@@ -32,7 +32,7 @@ CATEGORIES = (
 _TOGETHER = {"saving": "training", "scheduling": "waiting", "blocked": "waiting"}
 _RESTORED = re.compile(r"resumed restored_step=(\d+|None) training=False")
 _TRAINED = re.compile(r"resumed restored_step=(\d+|None) training=True")
-_LEFT = re.compile(r"preempted saved=")
+_LEFT = re.compile(r"preempted saved=\w+ drill=False")  # to the library, each save after which it trains on is a drill
 _JOINED = re.compile(r"attached process=")
 
 

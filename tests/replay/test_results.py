@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.replay import report, results, trace
+from tests.replay import account, report, results, trace
 from tests.replay.kinds import KINDS
 from tests.replay.results import End, Result
 
@@ -140,3 +140,14 @@ def test_an_account_is_held_to_a_percent_and_to_the_whole_seconds_of_kubelets(
     account = [("join", 200.0, 200.0 - seconds), (category, 100.0, 100.0 + seconds)]
     found = [text for text in report.unlike(account, starts=8) if text.startswith(f"account, {category}")]
     assert bool(found) is unlike, found
+
+
+def test_a_save_after_which_the_gang_trains_on_does_not_end_its_training() -> None:
+    pod = account.PodTimes(name="p-0", attempt=0, process=0, created_s=0.0, bound_s=1.0, ended_s=60.0)
+    said = [
+        account.Word(10.0, "resumed restored_step=None training=True"),
+        account.Word(20.0, "preempted saved=True drill=True step=5 steps_lost=0 seconds_to_spare=47.6"),
+        account.Word(59.0, "preempted saved=True drill=False step=50 steps_lost=0 seconds_to_spare=59.8"),
+    ]
+    (life,) = account.lives([pod], {"p-0": said}, [], end_s=60.0)
+    assert (life.trained_s, life.stopped_s, life.gone_s) == (10.0, 59.0, 60.0)
