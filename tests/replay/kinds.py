@@ -107,6 +107,8 @@ class Kind:
         causes: What the records of it may say as their cause.
         records: How many records there are, at least and at most.
         phases: How each of them may end. Empty: it does not matter.
+        unheard: Whether no replica of the operator hears how training ends, so that its account guesses
+            (docs/goodput.md#limits).
         counted: How many restarts of it count at most: 1 if the program is to blame, or if a Job cannot tell.
         workloads: What it can be done to.
         own_cluster: Whether it needs a cluster of its own: it reaches further than the job's namespace and nodes, or
@@ -121,6 +123,7 @@ class Kind:
     causes: frozenset[str]
     records: tuple[int, int]
     phases: frozenset[str]
+    unheard: bool
     counted: int
     workloads: tuple[str, ...]
     own_cluster: bool
@@ -137,6 +140,7 @@ def _kind(
     then: Then = Then.RESTARTS,
     records: tuple[int, int] | None = None,
     phases: tuple[str, ...] = (Phase.COMMITTED,),
+    unheard: bool = False,
     counted: int = 0,
     workloads: tuple[str, ...] = (trace.JOBSET,),
     own_cluster: bool = False,
@@ -155,6 +159,7 @@ def _kind(
             frozenset(causes),
             number,
             frozenset(phases),
+            unheard,
             counted,
             workloads,
             own_cluster,
@@ -502,14 +507,14 @@ def _tainted_for_long(scene: Scene) -> Iterator[None]:
     nodes.untaint(scene.cluster, scene.pod.node, nodes.SCALE_DOWN_TAINT["key"])
 
 
-@_kind("operator-killed-before-notice", "ScaleDown", workloads=BOTH, own_cluster=True)
+@_kind("operator-killed-before-notice", "ScaleDown", unheard=True, workloads=BOTH, own_cluster=True)
 def _operator_killed_before_notice(scene: Scene) -> Iterator[None]:
     """Both replicas of the operator are killed, and a node is tainted."""
     operator.restart_abruptly(scene.cluster)
     yield from _tainted_for_long(scene)
 
 
-@_kind("operator-killed-in-notice", "ScaleDown", own_cluster=True)
+@_kind("operator-killed-in-notice", "ScaleDown", unheard=True, own_cluster=True)
 def _operator_killed_in_notice(scene: Scene) -> Iterator[None]:
     """Both replicas are killed after a process has got the notice, while the other one does nothing."""
     other = next(pod for pod in scene.pods if pod.name != scene.pod.name)
@@ -522,7 +527,7 @@ def _operator_killed_in_notice(scene: Scene) -> Iterator[None]:
     nodes.untaint(scene.cluster, scene.pod.node, nodes.SCALE_DOWN_TAINT["key"])
 
 
-@_kind("operator-away", "PodDeletion", records=(0, 1), phases=(), workloads=BOTH, own_cluster=True)
+@_kind("operator-away", "PodDeletion", records=(0, 1), phases=(), unheard=True, workloads=BOTH, own_cluster=True)
 def _operator_away(scene: Scene) -> Iterator[None]:
     """No operator runs, and a pod is deleted: its SIGTERM is the only notice."""
     with operator.stopped(scene.cluster):
@@ -531,7 +536,7 @@ def _operator_away(scene: Scene) -> Iterator[None]:
         yield
 
 
-@_kind("operator-unreachable-at-notice", "PodDeletion", records=(0, 1), phases=(), own_cluster=True)
+@_kind("operator-unreachable-at-notice", "PodDeletion", records=(0, 1), phases=(), unheard=True, own_cluster=True)
 def _operator_unreachable_at_notice(scene: Scene) -> Iterator[None]:
     """The network between the processes and the operator is cut, and a pod is deleted."""
     with _cut_off_operator(scene):

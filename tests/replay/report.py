@@ -16,23 +16,33 @@ GOAL = 0.01
 #: more than the goal.
 RESOLUTION_S = 1.0
 _IN_WHOLE_SECONDS = frozenset({"recomputation", "leaving", "waiting", "image"})
+#: And by so much where no replica of the operator heard how training ended, and it guesses (docs/goodput.md#limits).
+_GUESS_S = 10.0
+_GUESSED = frozenset({"training", "recomputation", "leaving", "waiting"})
 _HEADER = (
     *("kind", "announced", "count", "recovered", "promises kept"),
     *("steps lost, p50", "max", "s until training, p50", "p99", "counted"),
 )
 
 
-def unlike(account: Sequence[tuple[str, float, float]], starts: int) -> list[str]:
-    """Returns the categories in which the accounts of a job with so many starts differ by more than they may."""
+def unlike(account: Sequence[tuple[str, float, float]], starts: int, unheard: int = 0) -> list[str]:
+    """Returns the categories in which the accounts of a job differ by more than they may.
+
+    Args:
+        account: Each category with its seconds by the trainers' records and by the operator's account.
+        starts: How often the job started.
+        unheard: Of how many starts no replica of the operator heard the end.
+    """
     whole = sum(own for _, own, _ in account)
     found = []
     for category, own, theirs in account:
-        of_starts = RESOLUTION_S * starts if category in _IN_WHOLE_SECONDS else 0.0
-        if abs(theirs - own) > GOAL * whole + of_starts:
+        more_s = RESOLUTION_S * starts if category in _IN_WHOLE_SECONDS else 0.0
+        more_s += _GUESS_S * unheard if category in _GUESSED else 0.0
+        if abs(theirs - own) > GOAL * whole + more_s:
             found.append(
                 f"account, {category}: {theirs:.1f} s by the operator, {own:.1f} s by the trainers' records; they "
                 f"differ by {abs(theirs - own) / whole:.1%} of the whole time, expected at most {GOAL:.0%}"
-                + (f" and {RESOLUTION_S:g} s for each of {starts} starts" if of_starts else "")
+                + (f" and {more_s:g} s for {starts} starts, {unheard} of them with an end unheard" if more_s else "")
             )
     return found
 

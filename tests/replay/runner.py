@@ -331,7 +331,9 @@ class Replay:
         except ClusterError as error:
             return [f"it did not end: {error}"], []
         problems = checks.files(run, KEEP_LAST) + (
-            report.unlike(rows, len(accounts.lives())) if run.form is JOBSET else []
+            report.unlike(rows, len(accounts.lives()), sum(KINDS[result.kind].unheard for result in done))
+            if run.form is JOBSET
+            else []
         )
         now = checks.operator_bytes()
         if memory and now and max(now) > max(memory) + checks.GROWTH_BYTES:

@@ -140,6 +140,7 @@ def test_an_account_is_held_to_a_percent_and_to_the_whole_seconds_of_kubelets(
     account = [("join", 200.0, 200.0 - seconds), (category, 100.0, 100.0 + seconds)]
     found = [text for text in report.unlike(account, starts=8) if text.startswith(f"account, {category}")]
     assert bool(found) is unlike, found
+    assert not [text for text in report.unlike(account, starts=8, unheard=1) if category in text]
 
 
 def test_a_save_after_which_the_gang_trains_on_does_not_end_its_training() -> None:
