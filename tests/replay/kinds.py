@@ -536,7 +536,7 @@ def _operator_away(scene: Scene) -> Iterator[None]:
         yield
 
 
-@_kind("operator-unreachable-at-notice", "PodDeletion", records=(0, 1), phases=(), unheard=True, own_cluster=True)
+@_kind("operator-unreachable-at-notice", "PodDeletion", unheard=True, own_cluster=True)
 def _operator_unreachable_at_notice(scene: Scene) -> Iterator[None]:
     """The network between the processes and the operator is cut, and a pod is deleted."""
     with _cut_off_operator(scene):

@@ -196,7 +196,8 @@ def proves_commit(preemption: PreemptionRecord, resumption: Resumption) -> bool:
     The checkpoint says for which preemption it was saved. An older library, or processes that did not learn of it
     from the operator, leave that open. Then the step that the gang was saving proves it, if this is the next start.
     It does not if an older snapshot was being committed, or if the gang trained on after a retraction: then steps may
-    be lost. A step from the memory of nodes says nothing of storage.
+    be lost. A step from the memory of nodes says nothing of storage. If nobody said which step the gang was saving, it
+    is proven by a step with which the start that was to leave has ended.
     """
     step, saved_for = resumption.restored_step, resumption.saved_for
     if step is None or resumption.from_memory or not preemption.may_be_committed:
@@ -208,7 +209,22 @@ def proves_commit(preemption: PreemptionRecord, resumption: Resumption) -> bool:
     is_next = preemption.status.restored_step in (None, step)
     is_next &= attempt is None or resumption.restart_attempt <= attempt + 1
     trained_on = preemption.phase is Phase.RETRACTED
-    return is_next and not trained_on and preemption.status.choice != _PROMOTE and preemption.status.step == step
+    if not is_next or trained_on or preemption.status.choice == _PROMOTE:
+        return False
+    return preemption.status.step == step or _left_with(preemption, resumption)
+
+
+def _left_with(preemption: PreemptionRecord, resumption: Resumption) -> bool:
+    """Returns whether the restored step is the last one of the start that the preemption asked to leave.
+
+    Its processes learnt of the disruption by SIGTERM or from the machine alone, saved, and left. Only a number of
+    restarts that grew in between says which start that was: a Job, and a workload that was suspended, keep theirs.
+    """
+    saved_for, attempt = resumption.saved_for, preemption.spec.restart_attempt
+    if saved_for is None or saved_for.preemption or saved_for.spent.left_s is None or attempt is None:
+        return False
+    follows = (saved_for.restart_attempt, resumption.restart_attempt) == (attempt, attempt + 1)
+    return follows and preemption.status.step is None and preemption.asks_to_leave
 
 
 def proven_committed(preemption: PreemptionRecord, resumption: Resumption, now: float) -> PreemptionStatus:

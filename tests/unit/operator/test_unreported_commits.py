@@ -117,6 +117,19 @@ async def test_proof_comes_after_the_operator_has_given_up(api: MemoryApi, clock
         assert replica.reasons == ["PreemptionNoticed", "PreemptionExpired", "CheckpointCommitted", "Resumed"]
 
 
+async def test_a_gang_that_the_operator_did_not_reach_proves_its_commit_by_what_it_left_with(
+    api: MemoryApi, clock: Clock
+) -> None:
+    async with running(api, clock) as replica:
+        replica.taint()
+        await replica.phase("Noticed")
+        clock.move(100)
+        await recorded(replica, FIRST, "Expired")
+        restart(replica)
+        await resume(replica, saved=saved_for(""))
+        assert_proven(await recorded(replica, FIRST, "Committed"))
+
+
 async def test_proof_during_the_next_preemption_leaves_that_one_open(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.taint()

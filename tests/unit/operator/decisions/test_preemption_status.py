@@ -380,6 +380,35 @@ def test_a_reported_step_alone_proves_no_commit(state: dict[str, Any], phase: st
     assert not preemption_status.proves_commit(known, resumption(40))
 
 
+@pytest.mark.parametrize(
+    ("saved", "attempts", "state", "expected"),
+    [
+        pytest.param({}, (0, 0, 1), {}, True, id="the start that was to leave has left with it"),
+        pytest.param({"left_s": None}, (0, 0, 1), {}, False, id="a drill, after which it trained on"),
+        pytest.param({}, (0, 1, 2), {}, False, id="a later start has left with it"),
+        pytest.param({}, (1, 0, 2), {}, False, id="an earlier start has left with it"),
+        pytest.param({}, (0, 0, 0), {}, False, id="a suspension, under the same number"),
+        pytest.param({}, (0, 0, 2), {}, False, id="two starts later"),
+        pytest.param({}, (None, 0, 1), {}, False, id="a Job has no numbers"),
+        pytest.param({}, (0, 0, 1), {"step": 41}, False, id="another step was being saved"),
+        pytest.param({}, (0, 0, 1), {"restoredStep": 30}, False, id="an earlier start had restored another step"),
+    ],
+)
+def test_what_a_gang_saved_and_left_with_proves_the_commit_that_it_did_not_hear_of(
+    saved: dict[str, Any], attempts: tuple[int | None, int, int], state: dict[str, Any], expected: bool
+) -> None:
+    disrupted, left, started = attempts
+    spent = Spent(now_s=9.0, **{"joined_s": 1.0, "left_s": 9.0, **saved})
+    saved_for = dataclasses.replace(note("", left), spent=spent)
+    said = dataclasses.replace(resumption(40), restart_attempt=started, saved_for=saved_for)
+    for phase in ("Noticed", "Expired"):
+        known = preemption(state, phase=phase, restartAttempt=disrupted)
+        assert preemption_status.proves_commit(known, said) is expected
+    assert not preemption_status.proves_commit(preemption(phase="Retracted", restartAttempt=disrupted), said)
+    trains_on = preemption(phase="Expired", restartAttempt=disrupted, exits=False)
+    assert not preemption_status.proves_commit(trains_on, said)
+
+
 def test_a_step_from_the_memory_of_nodes_proves_no_commit_and_is_said() -> None:
     known = preemption({"step": 40}, phase="Expired", restartAttempt=0)
     said = dataclasses.replace(resumption(40), from_memory=True)
