@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 
+from demo.install import OPERATOR_NAMESPACE
 from demo.training import TrainingRun
 from gracepoint.checkpoint.steps.retention import OVERTAKEN_KEPT_S
 from gracepoint.wire.names import GROUP, Env
@@ -64,12 +65,14 @@ def marks_on_nodes(cluster: Cluster) -> list[str]:
     ]
 
 
-def operator_bytes() -> list[int]:
-    """Returns the memory of each replica of the operator on this machine."""
+def operator_bytes(cluster: Cluster) -> list[int]:
+    """Returns the memory of each replica of the cluster's operator on this machine, which may have other clusters."""
+    query = ("get", "pods", f"--namespace={OPERATOR_NAMESPACE}", "--output=name")
+    names = {name.partition("/")[2] for name in cluster.kubectl(*query).stdout.split()}
     found = []
     for process in psutil.process_iter():
         try:
-            if "gracepoint_operator" in process.cmdline() and "KUBERNETES_SERVICE_HOST" in process.environ():
+            if "gracepoint_operator" in process.cmdline() and process.environ().get("POD_NAME") in names:
                 found.append(process.memory_info().rss)
         except psutil.Error:
             continue

@@ -142,7 +142,7 @@ class Replay:
                 if not result.recovered:
                     self._give_up(run)
                     return len(done)
-                memory = memory or checks.operator_bytes()
+                memory = memory or checks.operator_bytes(self._cluster)
             problems, rows = self._end(run, accounts, done, memory)
         problems += self._compare(run, done)
         problems += self._remaining(run)
@@ -335,7 +335,7 @@ class Replay:
             if run.form is JOBSET
             else []
         )
-        now = checks.operator_bytes()
+        now = checks.operator_bytes(self._cluster)
         if memory and now and max(now) > max(memory) + checks.GROWTH_BYTES:
             problems.append(f"a replica of the operator has grown from {max(memory)} to {max(now)} bytes")
         self._say(f"memory of the operator's replicas: {memory} bytes after the first fault, {now} in the end")
