@@ -192,7 +192,8 @@ class ReportHandler:
             if is_latest and preemption.spec.mode is Mode.ENFORCE:
                 status = preemption_status.resumed(preemption, message, now)
             current = dataclasses.replace(preemption, status=status)
-            if (is_latest or _names(message, preemption)) and preemption_status.proves_commit(current, message):
+            may_prove = is_latest or _names(message, preemption)
+            if may_prove and preemption_status.proves_commit(current, message, self._disrupted(preemption, message)):
                 logger.warning(
                     "a checkpoint was committed without a report", extra=about(preemption=preemption.name, pod=pod.name)
                 )
@@ -200,6 +201,11 @@ class ReportHandler:
                 self._on_end([message.workload_uid])
             if status != preemption.status:
                 self._notifier.store_and_notify(dataclasses.replace(preemption, status=status))
+
+    def _disrupted(self, preemption: PreemptionRecord, message: Resumption) -> str:
+        """The session of the start before the one that resumes, if the preemption came to it. Empty: not known."""
+        at = preemption.spec.observed_at.timestamp()
+        return self._writers.policies.goodput.session_before(message.workload_uid, message.session, at)
 
     async def _named(self, pod: Pod, report: Report) -> PreemptionRecord:
         """The preemption that a report names.

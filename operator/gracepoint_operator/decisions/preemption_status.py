@@ -24,7 +24,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-from gracepoint.wire.messages import Mode, Phase, Report, Resumption, Spent, Stall
+from gracepoint.wire.messages import Mode, Phase, Report, Resumption, SavedFor, Spent, Stall
 from gracepoint_operator.model.preemption_record import (
     CONDITION_ENDED,
     CONDITION_PROGRESSING,
@@ -190,7 +190,7 @@ def resumed(preemption: PreemptionRecord, resumption: Resumption, now: float) ->
     return status
 
 
-def proves_commit(preemption: PreemptionRecord, resumption: Resumption) -> bool:
+def proves_commit(preemption: PreemptionRecord, resumption: Resumption, disrupted: str = "") -> bool:
     """Returns whether the restored step was saved for this preemption. Then its save was committed.
 
     The checkpoint says for which preemption it was saved. An older library, or processes that did not learn of it
@@ -198,6 +198,11 @@ def proves_commit(preemption: PreemptionRecord, resumption: Resumption) -> bool:
     It does not if an older snapshot was being committed, or if the gang trained on after a retraction: then steps may
     be lost. A step from the memory of nodes says nothing of storage. If nobody said which step the gang was saving, it
     is proven by a step with which the start that was to leave has ended.
+
+    Args:
+        preemption: The preemption.
+        resumption: What a later start has restored.
+        disrupted: Session of the start right before that one, if the preemption disrupted it. Empty: it is not known.
     """
     step, saved_for = resumption.restored_step, resumption.saved_for
     if step is None or resumption.from_memory or not preemption.may_be_committed:
@@ -211,20 +216,19 @@ def proves_commit(preemption: PreemptionRecord, resumption: Resumption) -> bool:
     trained_on = preemption.phase is Phase.RETRACTED
     if not is_next or trained_on or preemption.status.choice == _PROMOTE:
         return False
-    return preemption.status.step == step or _left_with(preemption, resumption)
+    return preemption.status.step == step or _left_with(preemption, saved_for, disrupted)
 
 
-def _left_with(preemption: PreemptionRecord, resumption: Resumption) -> bool:
-    """Returns whether the restored step is the last one of the start that the preemption asked to leave.
+def _left_with(preemption: PreemptionRecord, saved_for: SavedFor | None, disrupted: str) -> bool:
+    """Returns whether a step is the last one of the start that the preemption asked to leave.
 
-    Its processes learnt of the disruption by SIGTERM or from the machine alone, saved, and left. Only a number of
-    restarts that grew in between says which start that was: a Job, and a workload that was suspended, keep theirs.
+    Its processes learnt of the disruption by SIGTERM or from the machine alone, saved, and left. The session says that
+    it was this start: the number of restarts may be that of an earlier start that was suspended, or of another workload
+    that had the same directory before.
     """
-    saved_for, attempt = resumption.saved_for, preemption.spec.restart_attempt
-    if saved_for is None or saved_for.preemption or saved_for.spent.left_s is None or attempt is None:
+    if saved_for is None or saved_for.preemption or saved_for.spent.left_s is None or not disrupted:
         return False
-    follows = (saved_for.restart_attempt, resumption.restart_attempt) == (attempt, attempt + 1)
-    return follows and preemption.status.step is None and preemption.asks_to_leave
+    return saved_for.session == disrupted and preemption.status.step is None and preemption.asks_to_leave
 
 
 def proven_committed(preemption: PreemptionRecord, resumption: Resumption, now: float) -> PreemptionStatus:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 import math
 
 from gracepoint_operator.goodput.life import (
@@ -119,6 +120,16 @@ class GoodputLedger:
     def running_ms(self, now_ms: int) -> int:
         """Returns for how long processes ran."""
         return total_ms(self.spent(now_ms), RUNNING)
+
+    def session_before(self, session: str, by_ms: int) -> str:
+        """Returns the session of the start right before that of a session.
+
+        Empty if it is not known, or if the pods of that start were made after ``by_ms``.
+        """
+        for before, life in itertools.pairwise(self.lives):
+            if life.session == session and before.gone_ms == life.began_ms and before.created_ms <= by_ms:
+                return before.session
+        return ""
 
     # Changes.
 

@@ -208,6 +208,16 @@ class GoodputRecorder:
         """
         return self._clock() >= account.rests_until and ledger.with_observation(stall) != ledger
 
+    def session_before(self, workload_uid: str, session: str, by: float) -> str:
+        """Returns the session of the start of a workload right before that of a session.
+
+        Empty if it is not known, or if the pods of that start were made after ``by``, in seconds since the epoch.
+        """
+        account, (_, policy) = self._accounts.get(workload_uid), self._workload(workload_uid)
+        if account is None or policy is None:
+            return ""
+        return self._ledger(account, policy, workload_uid).session_before(session, round(by * 1000))
+
     def answer(self, message: Forecast) -> SaveEvery | None:
         """Returns how often a gang should save. None if it does not want to know, or if that is not known."""
         account, (_, policy) = self._accounts.get(message.workload_uid), self._workload(message.workload_uid)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from gracepoint.wire.messages import Phase, Resumption, SavedFor, Spent
@@ -58,6 +60,7 @@ async def resume(
         restored_step=step,
         training=False,
         age_s=0.0,
+        spent=Spent(now_s=3.0, joined_s=1.0),
         saved_for=saved,
         from_memory=from_memory,
     )
@@ -117,17 +120,78 @@ async def test_proof_comes_after_the_operator_has_given_up(api: MemoryApi, clock
         assert replica.reasons == ["PreemptionNoticed", "PreemptionExpired", "CheckpointCommitted", "Resumed"]
 
 
+async def hear(replica: Replica, attempt: int = 0) -> None:
+    """A start says that it trains, before the network to the operator is cut."""
+    spent = Spent(now_s=9.0, joined_s=1.0, restored_s=2.0, trained_s=3.0)
+    pod = replica.core.cache.objects.pods[f"uid-pod-0-{attempt}"]
+    await replica.core.reports.take(pod, forecast(spent, attempt=attempt))
+
+
+async def give_up(replica: Replica, name: str = FIRST, node: str = "node-1") -> None:
+    """The gang is to leave, and nothing is heard of it."""
+    replica.taint(node)
+    await replica.phase_of(name, "Noticed")
+    replica.clock.move(100)
+    await recorded(replica, name, "Expired")
+
+
+@pytest.mark.parametrize("operator", ["went on", "was restarted"])
 async def test_a_gang_that_the_operator_did_not_reach_proves_its_commit_by_what_it_left_with(
+    api: MemoryApi, clock: Clock, operator: str
+) -> None:
+    unnamed = saved_for("")
+    async with running(api, clock) as replica:
+        await hear(replica)
+        await give_up(replica)
+        if operator == "went on":
+            restart(replica)
+            await resume(replica, saved=unnamed)
+            assert_proven(await recorded(replica, FIRST, "Committed"))
+            await until(lambda: "Resumed" in replica.reasons, "the Events")
+            await resume(replica, saved=unnamed)  # said again when it trains
+            assert replica.reasons == ["PreemptionNoticed", "PreemptionExpired", "CheckpointCommitted", "Resumed"]
+            return
+    async with running(api, clock, "replica-b") as replica:
+        restart(replica)
+        await resume(replica, saved=unnamed)
+        assert_proven(await recorded(replica, FIRST, "Committed"))
+
+
+@pytest.mark.parametrize(
+    ("heard", "session"),
+    [
+        pytest.param(True, "s-of-another", id="another workload left with it, and had the directory before"),
+        pytest.param(False, "s-0", id="no start of this workload was heard"),
+    ],
+)
+async def test_what_another_start_left_with_proves_nothing(
+    api: MemoryApi, clock: Clock, heard: bool, session: str
+) -> None:
+    async with running(api, clock) as replica:
+        if heard:
+            await hear(replica)
+        await give_up(replica)
+        restart(replica)
+        await resume(replica, saved=dataclasses.replace(saved_for(""), session=session))
+        await until(lambda: "restoredStep" in replica.named(FIRST)["status"], "the restored step")
+        assert replica.named(FIRST)["status"]["phase"] == "Expired"
+
+
+async def test_what_a_start_left_with_proves_nothing_of_the_next_one_that_saved_nothing(
     api: MemoryApi, clock: Clock
 ) -> None:
     async with running(api, clock) as replica:
-        replica.taint()
-        await replica.phase("Noticed")
-        clock.move(100)
-        await recorded(replica, FIRST, "Expired")
+        await hear(replica)
+        await give_up(replica)
         restart(replica)
         await resume(replica, saved=saved_for(""))
         assert_proven(await recorded(replica, FIRST, "Committed"))
+        await hear(replica, attempt=1)
+        await give_up(replica, SECOND, "node-2")
+        restart(replica, attempt=2)
+        await resume(replica, saved=saved_for(""), attempt=2)
+        await until(lambda: "restoredStep" in replica.named(SECOND)["status"], "the restored step")
+        assert replica.named(SECOND)["status"]["phase"] == "Expired"
 
 
 async def test_proof_during_the_next_preemption_leaves_that_one_open(api: MemoryApi, clock: Clock) -> None:

@@ -381,32 +381,47 @@ def test_a_reported_step_alone_proves_no_commit(state: dict[str, Any], phase: st
 
 
 @pytest.mark.parametrize(
-    ("saved", "attempts", "state", "expected"),
+    ("saved", "disrupted", "state", "expected"),
     [
-        pytest.param({}, (0, 0, 1), {}, True, id="the start that was to leave has left with it"),
-        pytest.param({"left_s": None}, (0, 0, 1), {}, False, id="a drill, after which it trained on"),
-        pytest.param({}, (0, 1, 2), {}, False, id="a later start has left with it"),
-        pytest.param({}, (1, 0, 2), {}, False, id="an earlier start has left with it"),
-        pytest.param({}, (0, 0, 0), {}, False, id="a suspension, under the same number"),
-        pytest.param({}, (0, 0, 2), {}, False, id="two starts later"),
-        pytest.param({}, (None, 0, 1), {}, False, id="a Job has no numbers"),
-        pytest.param({}, (0, 0, 1), {"step": 41}, False, id="another step was being saved"),
-        pytest.param({}, (0, 0, 1), {"restoredStep": 30}, False, id="an earlier start had restored another step"),
+        pytest.param({}, "s-0", {}, True, id="the start that was to leave has left with it"),
+        pytest.param({}, "s-1", {}, False, id="another start, or another workload, has left with it"),
+        pytest.param({}, "", {}, False, id="nothing is known of the start that was to leave"),
+        pytest.param({"left_s": None}, "s-0", {}, False, id="it trained on after the save"),
+        pytest.param({}, "s-0", {"step": 41}, False, id="another step was being saved"),
+        pytest.param({}, "s-0", {"restoredStep": 30}, False, id="an earlier start had restored another step"),
+        pytest.param({}, "s-0", {"choice": "Promote"}, False, id="an older snapshot was being committed"),
     ],
 )
-def test_what_a_gang_saved_and_left_with_proves_the_commit_that_it_did_not_hear_of(
-    saved: dict[str, Any], attempts: tuple[int | None, int, int], state: dict[str, Any], expected: bool
+def test_what_a_start_saved_and_left_with_proves_the_commit_that_it_did_not_hear_of(
+    saved: dict[str, Any], disrupted: str, state: dict[str, Any], expected: bool
 ) -> None:
-    disrupted, left, started = attempts
     spent = Spent(now_s=9.0, **{"joined_s": 1.0, "left_s": 9.0, **saved})
-    saved_for = dataclasses.replace(note("", left), spent=spent)
-    said = dataclasses.replace(resumption(40), restart_attempt=started, saved_for=saved_for)
+    said = dataclasses.replace(resumption(40), saved_for=dataclasses.replace(note(""), spent=spent))
     for phase in ("Noticed", "Expired"):
-        known = preemption(state, phase=phase, restartAttempt=disrupted)
-        assert preemption_status.proves_commit(known, said) is expected
-    assert not preemption_status.proves_commit(preemption(phase="Retracted", restartAttempt=disrupted), said)
-    trains_on = preemption(phase="Expired", restartAttempt=disrupted, exits=False)
-    assert not preemption_status.proves_commit(trains_on, said)
+        for attempt in (0, None):  # a Job has no numbers
+            known = preemption(state, phase=phase, restartAttempt=attempt)
+            assert preemption_status.proves_commit(known, said, disrupted) is expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "saved_for"),
+    [
+        pytest.param({"phase": "Retracted"}, note(""), id="the signal went away"),
+        pytest.param({"phase": "Committed"}, note(""), id="it was reported"),
+        pytest.param({"phase": "Failed"}, note(""), id="a failure was reported"),
+        pytest.param({"phase": "Expired", "exits": False}, note(""), id="the gang was to train on"),
+        pytest.param({"phase": "Expired", "mode": "Observe"}, note(""), id="nobody was asked to leave"),
+        pytest.param({"phase": "Expired"}, note("train-2"), id="saved for another preemption"),
+        pytest.param({"phase": "Expired"}, None, id="a periodic save, or a promoted snapshot"),
+    ],
+)
+def test_what_a_start_left_with_proves_only_a_preemption_that_asked_for_it(
+    spec: dict[str, Any], saved_for: SavedFor | None
+) -> None:
+    if saved_for is not None:
+        saved_for = dataclasses.replace(saved_for, spent=Spent(now_s=9.0, joined_s=1.0, left_s=9.0))
+    said = dataclasses.replace(resumption(40), saved_for=saved_for)
+    assert not preemption_status.proves_commit(preemption(restartAttempt=0, **spec), said, "s-0")
 
 
 def test_a_step_from_the_memory_of_nodes_proves_no_commit_and_is_said() -> None:

@@ -289,6 +289,23 @@ def test_an_end_that_was_seen_is_no_guess() -> None:
     assert ledger.spent(50_000)[Category.LEAVING] == 2000
 
 
+def test_the_start_before_another_is_known_by_its_session() -> None:
+    ledger = ledger_of(*FIRST, *second(100))
+    assert ledger.session_before("b", by_ms=30_000) == "a"
+    assert ledger.session_before("b", by_ms=1000) == ""  # its pods did not exist then
+    assert ledger.session_before("a", by_ms=30_000) == ""
+    assert ledger.session_before("c", by_ms=30_000) == ""
+    workload = WorkloadIdentity("JobSet", "team", "train", "uid")
+    assert read(written(ledger, workload, 60_000)).session_before("b", by_ms=30_000) == "a"
+
+
+def test_a_start_of_which_nothing_was_heard_is_between_those_before_and_after_it() -> None:
+    third = dataclasses.replace(says("c", 70_000, attempt=2), created_ms=60_000)
+    ledger = ledger_of(*FIRST, pods(1, 40_000), pods(1, 40_000, broke=50_000, gone=51_000), pods(2, 60_000), third)
+    assert [life.session for life in ledger.lives] == ["a", "c"]
+    assert ledger.session_before("c", by_ms=45_000) == ""
+
+
 def test_losses_wait_until_a_later_life_restores() -> None:
     died = pods(1, 40_000, broke=47_000, gone=47_000)
     third = (pods(2, 50_000), dataclasses.replace(says("c", 60_000, first_step=100, attempt=2), created_ms=50_000))
