@@ -15,7 +15,7 @@ from tests.replay import account
 from tests.replay.pod_watch import PodWatch
 from tests.testcluster.shell import wait_until
 
-_ACCOUNT_S = 60.0
+_ACCOUNT_S = 180.0
 #: The newest of the operator's lives are not settled yet, and show their times.
 _LIVES = 3
 

@@ -36,9 +36,9 @@ LABEL = ("trains", "it")
 SNAPSHOT_SERVERS = "gracepoint-snapshots"
 #: Of pods that only take a place.
 _SLEEP = ["python", "-c", "import time; time.sleep(3600)"]
-_PODS_GONE_S = 150.0
-_STARTED_S = 180.0
-_DRAIN_S = 150
+_PODS_GONE_S = 300.0
+_STARTED_S = 600.0
+_DRAIN_S = 300
 #: How long something is away.
 _DOWN_S = 3.0
 _AWAY_S = 10.0

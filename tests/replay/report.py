@@ -12,10 +12,10 @@ from tests.replay.results import End, Result
 #: The operator's account may differ by this share of the whole time, in each category,
 GOAL = 0.01
 #: and by so much for each start where a category begins or ends with what the API server has in whole seconds alone:
-#: when a process ended, when a pod was made and bound. No account of the operator can be finer. In a short job this is
-#: more than the goal.
+#: when a process ended (which also ends the training of one that was killed), when a pod was made and bound. No account
+#: of the operator can be finer. In a short job this is more than the goal.
 RESOLUTION_S = 1.0
-_IN_WHOLE_SECONDS = frozenset({"recomputation", "leaving", "waiting", "image"})
+_IN_WHOLE_SECONDS = frozenset({"training", "recomputation", "leaving", "waiting", "image"})
 #: And by so much where no replica of the operator heard how training ended, and it guesses (docs/goodput.md#limits).
 _GUESS_S = 10.0
 _GUESSED = frozenset({"training", "recomputation", "leaving", "waiting"})

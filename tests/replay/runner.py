@@ -63,10 +63,10 @@ _STEPS_TO_THE_END = 300
 _STEPS_UNDECIDED = 10_000_000
 #: Steps after which the job has gone on.
 _STEPS_AFTER = 20
-_RESUMED_S = 300.0
-_RECORDED_S = 60.0
+_RESUMED_S = 600.0
+_RECORDED_S = 180.0
 _END_S = 1800.0
-_GONE_S = 90.0
+_GONE_S = 300.0
 _MOST_DIFFERENCES = 1000
 
 _Metadata = dict[str, GceServer]

@@ -128,10 +128,12 @@ def test_a_percentile_is_a_value_that_was_measured(share: float, expected: int) 
 @pytest.mark.parametrize(
     ("category", "seconds", "unlike"),
     [
-        pytest.param("training", 2.9, False, id="within a percent"),
-        pytest.param("training", 3.1, True, id="known exactly"),
-        pytest.param("leaving", 3.1, False, id="known in whole seconds"),
+        pytest.param("compile", 2.9, False, id="within a percent"),
+        pytest.param("compile", 3.1, True, id="known exactly"),
+        pytest.param("leaving", 10.9, False, id="within a second of each start"),
         pytest.param("leaving", 11.1, True, id="more than a second of each start"),
+        pytest.param("training", 10.9, False, id="an end that kubelets know in whole seconds"),
+        pytest.param("training", 11.1, True, id="more than all ends"),
     ],
 )
 def test_an_account_is_held_to_a_percent_and_to_the_whole_seconds_of_kubelets(
@@ -140,7 +142,13 @@ def test_an_account_is_held_to_a_percent_and_to_the_whole_seconds_of_kubelets(
     account = [("join", 200.0, 200.0 - seconds), (category, 100.0, 100.0 + seconds)]
     found = [text for text in report.unlike(account, starts=8) if text.startswith(f"account, {category}")]
     assert bool(found) is unlike, found
-    assert not [text for text in report.unlike(account, starts=8, unheard=1) if category in text]
+
+
+@pytest.mark.parametrize(("category", "unlike"), [("training", False), ("leaving", False), ("compile", True)])
+def test_an_account_may_guess_the_end_of_a_start_of_which_nobody_heard(category: str, unlike: bool) -> None:
+    account = [("join", 200.0, 200.0), (category, 100.0, 120.0)]
+    assert bool(report.unlike(account, starts=8, unheard=1)) is unlike
+    assert report.unlike(account, starts=8)
 
 
 def test_a_save_after_which_the_gang_trains_on_does_not_end_its_training() -> None:
