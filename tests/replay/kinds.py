@@ -646,7 +646,8 @@ def _node_off(scene: Scene) -> Iterator[None]:
 
 
 # What the fresh machine says of containers that it does not know, a Job cannot tell from an error of the program
-# (docs/restarts.md).
+# (docs/restarts.md). If process 0 was there, the other one gets a SIGTERM that it cannot tell anybody: it ends when it
+# takes process 0 for dead, or with its grace period.
 @_kind("node-rebooted", "NodeLost", announced=False, records=(0, 2), phases=(), counted=1, own_cluster=True)
 def _node_rebooted(scene: Scene) -> Iterator[None]:
     """A machine is off, without a goodbye, and a fresh one of its name comes at once."""

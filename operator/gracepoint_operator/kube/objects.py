@@ -507,10 +507,20 @@ def _ended(main: Sequence[Mapping[str, Any]]) -> Holdup | None:
     """How a container of a pod has ended that has failed. None if it is not known, or if one was started again."""
     for entry in main:
         terminated = (entry.get("state") or {}).get("terminated") or {}
-        if terminated.get("exitCode") and not any(item.get("restartCount") for item in main):
+        if terminated.get("exitCode") and not any(_was_restarted(item) for item in main):
             holdup = _said(HeldUp.ENDED, terminated, text(entry.get("name") or ""))
             return dataclasses.replace(holdup, exit_code=int(optional_number(terminated["exitCode"], 0)))
     return None
+
+
+def _was_restarted(entry: Mapping[str, Any]) -> bool:
+    """True if a container was started again.
+
+    A kubelet that does not know a container that ran, as its machine is a fresh one, counts a restart, and starts none
+    (k8s.io/kubernetes/pkg/kubelet/kubelet_pods.go, ``convertToAPIContainerStatuses``).
+    """
+    is_lost = ((entry.get("state") or {}).get("terminated") or {}).get("reason") == "ContainerStatusUnknown"
+    return bool(optional_number(entry.get("restartCount"), 0) > is_lost)
 
 
 def _waits_in_init(entry: Mapping[str, Any], *, is_sidecar: bool) -> Holdup | None:

@@ -86,6 +86,29 @@ async def test_what_counts_though_no_program_failed_is_named(
     assert event["type"] == "Warning"
 
 
+@pytest.mark.parametrize(
+    ("reason", "restarts", "named"),
+    [
+        pytest.param("ContainerStatusUnknown", 1, True, id="the kubelet of a fresh machine counts a restart"),
+        pytest.param("ContainerStatusUnknown", 2, False, id="it was started again before"),
+        pytest.param("Unknown", 1, False, id="it was started again"),
+    ],
+)
+async def test_a_container_that_a_fresh_machine_does_not_know_is_named(
+    api: MemoryApi, clock: Clock, reason: str, restarts: int, named: bool
+) -> None:
+    body = left(0, 137, reason)
+    (status,) = body["status"]["containerStatuses"]
+    status |= {"restartCount": restarts, "lastState": status["state"]}
+    async with running(api, clock) as replica:
+        replica.see(kinds.PODS, body)
+        replica.see(kinds.PODS, left(1, 128, "StartError"))  # another one, which is named whatever becomes of the first
+        await until(lambda: [event for event in told(api, "ContainerLost") if "exit code 128" in event["note"]], "it")
+        if named:
+            await until(lambda: len(told(api, "ContainerLost")) == 2, "the Event")
+    assert any(f"({reason})" in event["note"] for event in told(api, "ContainerLost")) is named
+
+
 async def test_processes_that_leave_for_a_preemption_are_not_named_again(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.subscribe(0)
