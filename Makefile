@@ -20,7 +20,6 @@ UNIT    := -n 3 --dist worksteal -m '$(HERE) and not multiprocess and not long a
 INTEGRATION := -n 3 --dist worksteal -m '$(HERE) and integration and not long' --hypothesis-profile=quick tests/unit
 CONTRACT := $(FAST) tests/contract tests/chart tests/metadata
 ON_CLUSTER := -n $(CLUSTERS) --dist loadscope -v -m 'cluster and not controllers' tests/cluster
-REPLAYED := -n 0 -v -s -m replay tests/replay
 # What only the cluster from sources has: its own tests, and object stores that are built from Go modules.
 NOT_BY_KIND := --ignore=tests/cluster/test_harness.py --ignore=tests/cluster/test_object_stores.py
 
@@ -58,14 +57,13 @@ test: check ## All of it: checks, unit, contract, multi-process and chart tests,
 test-unit: $(STAMP) ## The unit tests alone, with a fifth of Hypothesis's examples: about a minute on two cores.
 	$(PYTEST) $(UNIT)
 
-test-cluster: $(STAMP) ## The cluster tests alone, and nine faults in a row (CLUSTER=kind: on clusters of kind, without those that need our own machines).
+test-cluster: $(STAMP) ## The cluster tests alone (CLUSTER=kind: on clusters of kind, without those that need our own machines).
 ifeq ($(CLUSTER),kind)
 	$(PY) -m tests.testcluster pick kind
 	TESTCLUSTER_PROVIDER=kind $(PYTEST) $(ON_CLUSTER) $(NOT_BY_KIND)
 else
 	@$(MAKE) --no-print-directory parts
 	$(PYTEST) $(ON_CLUSTER)
-	$(PYTEST) $(REPLAYED)
 endif
 
 demo: $(STAMP) ## A cluster trains, loses a node and goes on from the very step, then one without notice (CLUSTER=kind or local; STORAGE=gs or s3: an object store).
@@ -153,7 +151,7 @@ test-install: $(STAMP) ## Installs the built wheel into new environments and use
 	$(PYTEST) -n 0 -v -m installs tests/unit/test_installed.py
 
 test-replay: parts ## Nine kinds of faults, one after another, on a JobSet and a Job (ten minutes; root, Go).
-	$(PYTEST) $(REPLAYED)
+	$(PYTEST) -n 0 -v -s -m replay tests/replay
 
 replay: parts ## 300 faults of all kinds (hours; root, Go; REPLAY="--minutes 140" makes parts, the same command goes on).
 	$(PY) -m tests.replay $(REPLAY)
