@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gracepoint.receivers.mailbox import NODE_LOST
 from gracepoint.wire.frames import SnapshotPlacement
 from gracepoint.wire.messages import Phase, Report, Resumption, SnapshotReport, Subscription
 from gracepoint.wire.names import Env
@@ -40,6 +41,8 @@ SCRIPT = Path(__file__).with_name("snapshots_process.py")
 PACE_S = 0.3
 #: More than the gang gets to before it is killed.
 ENDLESS = 150
+#: More than survivors take to leave that know of a lost node, and less than they take without that.
+SOON_S = 85.0
 EVACUATIONS = int(os.environ.get("EVACUATIONS", "1"))
 MIB_EACH = int(os.environ.get("EVACUATION_MIB", "0"))
 NOTICE_S = float(os.environ.get("EVACUATION_NOTICE_S", "60"))
@@ -96,10 +99,10 @@ class Cluster:
                 stream.send_frame(self._placement(stream.who, attempt))
             yield processes
 
-    def doom(self, count: int, node: str, remaining_s: float) -> None:
+    def doom(self, count: int, node: str, remaining_s: float, cause: str = "SpotTermination") -> None:
         """Notifies the newest gang that a node goes away. Its processes are named no other servers."""
         for stream in self.operator.streams[-count:]:
-            stream.send_frame(notice(stream, nodes=[node], remaining_s=remaining_s))
+            stream.send_frame(notice(stream, nodes=[node], remaining_s=remaining_s, cause=cause))
 
     def _placement(self, who: Subscription, attempt: int) -> SnapshotPlacement:
         names = list(self.servers)
@@ -144,13 +147,17 @@ def wait_until_passed(processes: Processes, step: int) -> None:
         time.sleep(0.01)
 
 
-def kill_at(processes: Processes, step: int) -> tuple[int, int]:
-    """Kills all processes at once when a step is safe. Returns the newest that was safe then, and the newest passed."""
+def wait_until_safe(processes: Processes, step: int) -> None:
     until_s = time.monotonic() + 90
     while newest_safe(processes) < step:
         assert time.monotonic() < until_s, processes.output()
         assert all(process.running for process in processes), processes.output()
         time.sleep(0.01)
+
+
+def kill_at(processes: Processes, step: int) -> tuple[int, int]:
+    """Kills all processes at once when a step is safe. Returns the newest that was safe then, and the newest passed."""
+    wait_until_safe(processes, step)
     for process in processes:
         process.signal(signal.SIGKILL)
     processes.wait(timeout_s=60)
@@ -236,5 +243,25 @@ def test_gang_comes_back_though_the_server_of_a_node_died_with_it(cluster: Clust
     with cluster.start(3, 0, directory, ENDLESS) as processes:
         safe, passed = kill_at(processes, 4)
     cluster.servers.pop("node-1").close()
+    with cluster.start(3, 1, directory, passed + 3) as processes:
+        assert safe <= ended(processes, passed + 3) <= passed
+
+
+def test_survivors_leave_soon_once_the_node_of_process_0_is_known_to_be_lost_and_all_come_back_from_memory(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """The notice cannot be put on the bell, which was in process 0, and its deadline is far away."""
+    directory = str(tmp_path / "steps")
+    with cluster.start(3, 0, directory, ENDLESS) as processes:
+        wait_until_safe(processes, 4)
+        processes[0].signal(signal.SIGUSR2)
+        processes[0].wait_for_line("silent")
+        cluster.servers.pop("node-0").close()
+        cluster.doom(3, "node-0", 300.0, cause=NODE_LOST)
+        survivors = [processes[index].wait(SOON_S) for index in (1, 2)]
+        assert [survivor.code for survivor in survivors] == [79, 79], processes.output()
+        assert all("has died, and training does not go on" in survivor.output for survivor in survivors)
+        processes[0].signal(signal.SIGKILL)
+        safe, passed = newest_safe(processes), newest_passed(processes)
     with cluster.start(3, 1, directory, passed + 3) as processes:
         assert safe <= ended(processes, passed + 3) <= passed

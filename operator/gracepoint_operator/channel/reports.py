@@ -105,7 +105,7 @@ class ReportHandler:
                 await self._report(pod, message)
             case Forecast():
                 self._writers.policies.forecast(message)
-                self._saved_since(pod, message)
+                self._commit_evacuated(pod, lambda before: preemption_status.is_saved_since(before, message.spent))
                 return self._writers.policies.goodput.answer(message)
             case Resumption():
                 self._resumed(pod, message)
@@ -150,6 +150,8 @@ class ReportHandler:
                 extra=seldom(report.phase, preemption=preemption.name, phase=preemption.phase, reported=report.phase),
             )
         self._notifier.store_and_notify(dataclasses.replace(preemption, status=after))
+        if report.phase in (Phase.COMMITTED, Phase.PROMOTED):
+            self._commit_evacuated(pod, lambda before: preemption_status.is_saved_by(before, report))
         if report.phase.ended:
             self._on_end([preemption.spec.workload.uid])
             # The gang exits when it gets the answer. If this replica died now, nobody else would know the outcome.
@@ -162,15 +164,15 @@ class ReportHandler:
             if preemption.includes(pod) and status != preemption.status:
                 self._notifier.store_and_notify(dataclasses.replace(preemption, status=status))
 
-    def _saved_since(self, pod: Pod, message: Forecast) -> None:
+    def _commit_evacuated(self, pod: Pod, is_saved: Callable[[PreemptionRecord], bool]) -> None:
         """A gang has saved to storage. What was evacuated in its start before is saved then, too."""
         before = (
             preemption
-            for preemption in reversed(self._cache.preemptions.of_workload(message.workload_uid, pod.namespace))
+            for preemption in reversed(self._cache.preemptions.of_workload(pod.workload_uid, pod.namespace))
             if not preemption.includes(pod)
         )
         newest = next(before, None)
-        if newest is not None and preemption_status.is_saved_since(newest, message.spent):
+        if newest is not None and is_saved(newest):
             status = preemption_status.saved_since(newest.status)
             self._notifier.store_and_notify(dataclasses.replace(newest, status=status))
 

@@ -252,8 +252,18 @@ def is_saved_since(preemption: PreemptionRecord, spent: Spent | None) -> bool:
     return preemption.phase is Phase.EVACUATED and preemption.status.restored_step == step and saves
 
 
+def is_saved_by(preemption: PreemptionRecord, report: Report) -> bool:
+    """Returns whether the start that restored an evacuated step has saved it, or a later one, for its own preemption.
+
+    Without periodic saves that is its first save to storage.
+    """
+    step = preemption.status.step
+    known = step is not None and report.step is not None and report.step >= step
+    return preemption.phase is Phase.EVACUATED and preemption.status.restored_step == step and known
+
+
 def saved_since(status: PreemptionStatus) -> PreemptionStatus:
-    """Returns the status of a preemption of which a forecast proves that it ``is_saved_since``."""
+    """Returns the status of a preemption that ``is_saved_since``, or ``is_saved_by`` the next one."""
     message = f"step {status.step} is saved, 0 steps lost: it was in snapshot servers, and the next start has saved it"
     return joined_status(PreemptionStatus(phase=Phase.COMMITTED, message=message), status)
 

@@ -159,8 +159,9 @@ logger = logging.getLogger(__name__)
 _JOIN_S = 1.0
 #: How long training waits after the deadline for the timing thread, which can name the missing processes.
 _PATIENCE_S = 1.0
-_RING_ATTEMPTS = 5
-#: Upper limits of the first pause between them, and of all. They last a second at least.
+#: For how many seconds a store that is away is told of a notice, at least and at most.
+_RING_FOR_S = 1.0, 600.0
+#: Upper limits of the first pause between two attempts, and of all.
 _RING_PAUSES_S = 0.25, 0.7
 #: If a notice has no revision, two that differ by this or less count as the same, and are written once.
 _SAME_S = 0.5
@@ -233,7 +234,8 @@ class Agreement:
             text: Passed to every observer.
             remaining_s: Seconds until the deadline.
             drill: True if the disruption is only rehearsed.
-            once: True if the origin is a name that is not used again.
+            once: True if the origin is a name that is not used again. Other processes get such a notice, too.
+                Another one is known to this process alone, so a store that is away is tried until the deadline.
             revision: Identifies the deadline. None if it is not known; then ``remaining_s`` is compared.
 
         Raises:
@@ -250,11 +252,16 @@ class Agreement:
             repeats = notice.repeats(there)
             return abs(there.remaining_s - remaining_s) <= _SAME_S if repeats is None else repeats
 
-        backoff = Backoff(*_RING_PAUSES_S, jitter=0.4)
-        for _ in range(_RING_ATTEMPTS - 1):
-            with contextlib.suppress(StoreUnavailable):
+        backoff, (least_s, most_s) = Backoff(*_RING_PAUSES_S, jitter=0.4), _RING_FOR_S
+        left_s = least_s if once else min(max(remaining_s, least_s), most_s)
+        while left_s > 0 and not self._leaving:
+            try:
                 return self._bell.ring(notice, unless=said)
-            time.sleep(backoff.next_s())
+            except StoreUnavailable as error:
+                logger.warning("could not notify the other processes of a notice, trying again error=%s", error)
+            pause_s = backoff.next_s()
+            left_s -= pause_s
+            time.sleep(pause_s)
         return self._bell.ring(notice, unless=said)
 
     def take_back(self, origin: str, reason: str) -> None:

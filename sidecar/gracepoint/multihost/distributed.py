@@ -334,10 +334,16 @@ _shutdowns = 0
 _gathering: Gathering | None = None
 
 
-def watch_lost(goes_on: Callable[[], bool] | None) -> None:
+def watch_lost(goes_on: Callable[[], bool] | None, has_stalled: Callable[[], bool] = lambda: True) -> None:
     """As ``Gathering.watch``, for the cluster of this process."""
     if _gathering is not None and not (goes_on and setting("jax_enable_recoverability")):
-        _gathering.watch(goes_on)
+        _gathering.watch(goes_on, has_stalled)
+
+
+def suspect_loss(suspects: bool) -> None:
+    """As ``Gathering.suspect``, for the cluster of this process."""
+    if _gathering is not None:
+        _gathering.suspect(suspects)
 
 
 def need_nobody() -> None:

@@ -16,6 +16,11 @@ at once then, with the exit code for that. Later on it is noted who died (``Gath
 on without another one has not failed itself. JAX would abort it: at once if process 0 is dead, else after its heartbeat
 timeout. So all leave by that exit code before: at once, or when training has not gone on for ``STANDS_S``.
 
+A machine that dies without a word closes no connection, which is noticed late (``_KEEPALIVE_LATER``). While somebody
+else says that a machine is lost (``Gathering.suspect``), a connection need not be silent for so long. Nobody asks which
+machine: whoever lives answers, as the kernel does so for a process that is stopped. Such a silence may still be an
+outage of the network beside which training goes on, so a process leaves early only once training has stalled.
+
 A message is a line of JSON. What is no introduction is closed: whoever scans ports, speaks another protocol or says
 nothing takes no place for long, and is named in the log if it speaks JAX's protocol.
 
@@ -72,7 +77,9 @@ _NAME_CHARACTERS = 300
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
 #: The same once all have attached: as long as JAX's default heartbeat timeout, as training goes on after a shorter
 #: outage of the network or pause of a machine. JAX itself waits longer then (``HEARTBEAT_S``).
-_KEEPALIVE_LATER = {"TCP_KEEPCNT": 16, "TCP_USER_TIMEOUT": 90_000}
+_KEEPALIVE_LATER = {**_KEEPALIVE, "TCP_KEEPCNT": 16, "TCP_USER_TIMEOUT": 90_000}
+#: The same while a machine is said to be lost.
+_KEEPALIVE_SUSPECTED = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 5, "TCP_USER_TIMEOUT": 10_000}
 #: The heartbeat timeout of JAX for gangs that meet here, in seconds. A process that JAX has lost is noticed after half
 #: of it at the earliest: by then those that remain have left by their own exit code.
 HEARTBEAT_S = 300
@@ -82,6 +89,8 @@ _JOIN_S = 1.0
 #: Seconds without a sync point after a process was lost, until the others leave. JAX ends them after half of
 #: ``HEARTBEAT_S`` at the earliest, counted from the death, and a silent death is noticed after 90 s.
 STANDS_S = 10.0
+#: Seconds after a loss that was noticed early, until training need not have stalled: by then JAX would end them soon.
+EARLY_S = 55.0
 #: Seconds after the loss of a connection in which training has gone on, so that the process at its end must live.
 GOES_ON_S = 30.0
 #: Seconds after which a quiet connection carries a message: proxies of a service mesh close those that carry none.
@@ -187,6 +196,7 @@ class Line:
         joined: Whether the process at the other end has attached.
         left: Whether it has said that it leaves: then its end is no death.
         closed: Whether nothing more can come.
+        fell_silent: Whether that is so because nothing has come for long.
     """
 
     def __init__(self, sock: socket.socket, now_s: float) -> None:
@@ -202,7 +212,7 @@ class Line:
         self.since_s = now_s
         self.who: Introduction | None = None
         self.joined = False
-        self.left = self.closed = False
+        self.left = self.closed = self.fell_silent = False
         self.unread = bytearray()
 
     def set_options(self, options: Mapping[str, int]) -> None:
@@ -223,7 +233,10 @@ class Line:
             data = self.sock.recv(_LINE_BYTES)
         except BlockingIOError:
             return []
-        except OSError:
+        except ConnectionError:
+            return None
+        except OSError:  # no answer, or no route any more
+            self.fell_silent = True
             return None
         self.unread += data
         *lines, rest = self.unread.split(b"\n")
@@ -266,6 +279,9 @@ class Gathering:
         self._awaits = "JAX had joined all processes"
         self._attached = False
         self._goes_on: Callable[[], bool] | None = None
+        self._has_stalled: Callable[[], bool] = lambda: True
+        self._suspects = False  # whether a machine is said to be lost
+        self._is_early = False  # whether it was noticed for that reason who died
         self._lost_at_s = self._stands_since_s = 0.0
         self._says_so = False
         #: Whether JAX aborts this process if process 0 of the meeting ends.
@@ -298,14 +314,24 @@ class Gathering:
             if self._wake is not None:
                 self._wake.send(b"attached")
 
-    def watch(self, goes_on: Callable[[], bool] | None) -> None:
+    def watch(self, goes_on: Callable[[], bool] | None, has_stalled: Callable[[], bool] = lambda: True) -> None:
         """Has this process leave if another one is lost and training does not go on. None: it is only noted.
 
         Args:
             goes_on: Returns whether training has gone on since the last call, or ends as it should. Any thread calls.
+            has_stalled: Returns whether training takes far longer than usual, and nothing is saved beside it. Asked
+                about once a second if the loss was noticed early. Any thread calls.
         """
         self._stands_since_s = time.monotonic()
+        self._has_stalled = has_stalled
         self._goes_on = goes_on
+
+    def suspect(self, suspects: bool) -> None:
+        """Somebody says that a machine is lost, or no longer says so. Any thread may call."""
+        self._suspects = suspects
+        with contextlib.suppress(OSError):  # the thread has ended
+            if self._wake is not None:
+                self._wake.send(b"suspects")
 
     def lost(self, within_s: float = 0.0) -> str:
         """Returns, as the beginning of a sentence, which other process has died. Empty: none is known to have.
@@ -358,8 +384,9 @@ class Gathering:
                             return
                         if b"attached" in message:
                             self._tell(joined=True)
+                        if self._attached:
                             for line in self._lines:
-                                line.set_options(_KEEPALIVE_LATER)
+                                line.set_options(_KEEPALIVE_SUSPECTED if self._suspects else _KEEPALIVE_LATER)
                         if b"leaving" in message:
                             self._tell(leaves=True)
                             self._told.set()
@@ -386,7 +413,7 @@ class Gathering:
                     return str(message["ends"])
                 self._note(str(message["ends"]))
             if "lost" in message:
-                self._note(str(message["lost"]))
+                self._note(str(message["lost"]), is_early="early" in message)
             line.joined = line.joined or "joined" in message
             line.left = line.left or "leaves" in message
         line.closed = messages is None
@@ -394,7 +421,7 @@ class Gathering:
             return None
         if not (self._attached or line.joined):
             return f"{line.who} died before {self._awaits}"
-        self._note(f"{line.who} has died")
+        self._note(f"{line.who} has died", is_early=line.fell_silent and self._suspects)
         return self._lost if self.needs_process_0() and _has_ended(line) else None
 
     def _stands(self) -> bool:
@@ -408,15 +435,19 @@ class Gathering:
                 self._lost = ""
                 self._has_lost.clear()
                 return False
-        return time.monotonic() - self._stands_since_s >= STANDS_S
+        now_s = time.monotonic()
+        may_go_on = self._is_early and not self._has_stalled() and now_s - self._lost_at_s < EARLY_S
+        return now_s - self._stands_since_s >= STANDS_S and not may_go_on
 
-    def _note(self, reason: str) -> None:
+    def _note(self, reason: str, *, is_early: bool = False) -> None:
         """Notes who died, and in process 0 tells the others."""
         if not self._lost:
             self._lost_at_s = self._stands_since_s = time.monotonic()
-            self._lost = reason
+            self._lost, self._is_early = reason, is_early
             self._has_lost.set()
-            self._tell(lost=reason)
+            self._tell(lost=reason, **({"early": True} if is_early else {}))
+        elif not is_early:
+            self._is_early = False
 
     def _tell(self, **message: Any) -> None:
         for line in self._lines:

@@ -19,7 +19,7 @@ from gracepoint import deadline
 from gracepoint.errors import AgreementError, Preempted
 from gracepoint.multihost import Agreement, Meeting, raise_jax_notice
 from gracepoint.multihost.agreement import Handed
-from gracepoint.multihost.distributed import lost_process, need_nobody, watch_lost
+from gracepoint.multihost.distributed import lost_process, need_nobody, suspect_loss, watch_lost
 from gracepoint.multihost.membership import PodNames
 from gracepoint.multihost.stalls import StallBoard
 from gracepoint.preemption.emergency_save import EmergencySave
@@ -52,6 +52,8 @@ _STATUS = re.compile(
 _LOST_WITHIN_S = 1.0
 #: The exit code of Python after an exception that nobody caught.
 _UNCAUGHT_CODE = 1
+#: A save in the background of which nothing was written for so many seconds waits for a process that may be dead.
+_RESTS_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +110,10 @@ class Coordinator:
         self.step = 0
         self._checkpointer = checkpointer
         self._not_joined_exit_code = settings.not_joined_exit_code
+        self._unsaved_exit_code = settings.unsaved_exit_code
+        self._clock = clock
+        self._saved: object = (None, None)  # what ``_has_stalled``, which one thread calls, has seen of saves
+        self._saved_at_s = 0.0
         self._handed = handed
         self._alone = count == 1
         self._caught = False  # whether this process got such a signal; the mailbox knows a little later
@@ -159,7 +165,9 @@ class Coordinator:
         self._stall_watch = reports.watch(executor, me, self.activities, clock)
 
         # Last, what this process itself is notified of: all that it may set off is there.
-        publisher = NoticePublisher(mailbox, self._agreement, me, clock, settings.node_name)
+        publisher = NoticePublisher(
+            mailbox, self._agreement, me, clock, settings.node_name, self._bound_life, suspect_loss
+        )
         mailbox.listen(publisher.posted, publisher.retracted)
         memory = checkpointer.memory
         place = None if memory is None else memory.servers.take
@@ -171,7 +179,7 @@ class Coordinator:
             self.end(well=True)  # else a SIGTERM would go into a mailbox that nobody reads
             raise
         self._asked_at = self.sync_point
-        watch_lost(self._goes_on)
+        watch_lost(self._goes_on, self._has_stalled)
 
     # What other threads ask.
 
@@ -188,6 +196,25 @@ class Coordinator:
         """Returns whether a sync point was passed since the last call, or a preemption ends this process."""
         before, self._asked_at = self._asked_at, self.sync_point
         return self._asked_at != before or self._exit.decided or self._exit.watches
+
+    def _has_stalled(self) -> bool:
+        """Returns whether a step takes far longer than usual, and nothing was written of the saves beside it lately."""
+        memory, progress = self._checkpointer.memory, self._checkpointer.executor.progress
+        written = None if progress is None else (progress.stage, progress.done_bytes)
+        saved = (written, None if memory is None else memory.sent_bytes)
+        if saved != self._saved:
+            self._saved, self._saved_at_s = saved, self._clock()
+        rests = saved == (None, None) or self._clock() - self._saved_at_s >= _RESTS_S
+        return rests and self.forecaster.stalled_s() is not None
+
+    def _bound_life(self, left_s: Callable[[], float]) -> None:
+        self._exit.bound(left_s, self._unsaved_exit_code, on_overdue=self._unheard)
+
+    def _unheard(self) -> None:
+        """In the watchdog's thread: the deadline of a notice is over, and no epoch was opened for it."""
+        logger.error("the deadline of a notice is over, and process 0, through which all agree, does not answer")
+        self._outcome.begin(-1, drill=False)
+        self._outcome.overdue()
 
     def _position(self) -> tuple[int, bool]:
         checkpointer = self._checkpointer

@@ -24,6 +24,7 @@ from gracepoint.deadline import (
     Plan,
     Situation,
     SnapshotState,
+    kept_s,
     merged,
     must_choose,
     plan,
@@ -197,7 +198,9 @@ class EmergencySave:
         """Has the parts of all processes in the memory of nodes that stay, or says in all why one is not there."""
         memory, key = self._checkpointer.memory, self._key("evacuated")
         assert memory is not None  # else it is not chosen
-        deadline, leaving = self._budget.deadline(), self._mailbox.leaving(self._node)
+        assert self._everywhere is not None
+        kept, leaving = kept_s(self._everywhere), self._mailbox.leaving(self._node)
+        deadline = self._budget.deadline(kept + _BEGUN_S if kept else 0.0)  # as a server may hang
         copies, part_bytes, error = 0, 0, ""
         try:
             own = memory.send_now(step, state, values, deadline=deadline, leaving=leaving)

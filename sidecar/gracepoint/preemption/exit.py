@@ -16,7 +16,7 @@ minutes if one is dead. So after a preemption no process exits regularly:
 A process that fails by its own error does exit regularly. It would wait in JAX's shutdown for peers that are
 stuck in a step without it, for minutes, while the JobSet could be started again. So the watchdog ends it after
 ``FAILED_S`` (``hurry``). The watchdog is started with the session, as an interpreter that exits starts no threads any
-more. It times nothing before ``watch``, ``decide`` or ``hurry`` is called.
+more. It times nothing before ``watch``, ``bound``, ``decide`` or ``hurry`` is called.
 
 The host's watchdog waits a little longer than the others'. All state is guarded by ``_changed``.
 """
@@ -24,6 +24,7 @@ The host's watchdog waits a little longer than the others'. All state is guarded
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import math
 import os
@@ -51,6 +52,18 @@ _JOIN_S = 1.0
 _LAST_WORDS_S = 1.0
 
 
+@dataclasses.dataclass(frozen=True)
+class _Limit:
+    """When the process must have ended, unless an exit code is decided before; see ``ProcessExit.watch``."""
+
+    left_s: Callable[[], float]
+    code: int
+    on_overdue: Callable[[], None]
+
+
+_NO_LIMIT = _Limit(lambda: math.inf, 0, lambda: None)
+
+
 class ProcessExit:
     """Ends this process with an exit code, and in time.
 
@@ -75,14 +88,13 @@ class ProcessExit:
         self._hosts = service_id == 0
         self._process_count = process_count
         self._clock = clock
-        self._on_overdue: Callable[[], None] = lambda: None
         self._end = end or os._exit
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._code: int | None = None  # the exit code; None while none is decided
         self._until_s = math.inf  # when a process whose exit code is decided must have exited, on the clock
-        self._left_s: Callable[[], float] | None = None  # seconds until the deadline; None without a preemption
-        self._overdue_code = 0
+        self._watched: _Limit | None = None  # the deadline of an epoch
+        self._bound: _Limit | None = None  # the one of notices, for which no epoch may ever begin
         self._thread: threading.Thread | None = None
         self._stopped = False
 
@@ -109,7 +121,13 @@ class ProcessExit:
                 for it for a second at most. It may decide another exit code.
         """
         with self._lock:
-            self._left_s, self._overdue_code, self._on_overdue = left_s, code, on_overdue
+            self._watched = _Limit(left_s, code, on_overdue)
+            self._changed.notify_all()
+
+    def bound(self, left_s: Callable[[], float], code: int, *, on_overdue: Callable[[], None]) -> None:
+        """As ``watch``, as long as that was not called: for notices that the other processes may never know of."""
+        with self._lock:
+            self._bound = _Limit(left_s, code, on_overdue)
             self._changed.notify_all()
 
     def cancel(self) -> None:
@@ -117,7 +135,7 @@ class ProcessExit:
         with self._lock:
             self._code = None
             self._until_s = math.inf
-            self._left_s = None
+            self._watched = self._bound = None
             self._changed.notify_all()
 
     def decide(self, code: int) -> None:
@@ -132,9 +150,9 @@ class ProcessExit:
 
     @property
     def watches(self) -> bool:
-        """True while the watchdog would end the process at a preemption's deadline."""
+        """True while the watchdog would end the process at the deadline of an epoch."""
         with self._lock:
-            return self._left_s is not None
+            return self._watched is not None
 
     def hurry(self, code: int) -> None:
         """Gives a process that is exiting by itself ``FAILED_S`` to do so; then it exits with ``code``."""
@@ -176,14 +194,13 @@ class ProcessExit:
                 self._changed.wait(None if wait_s == math.inf else min(wait_s, _LOOK_EVERY_S))
             if self._stopped:
                 return
-            decided = self._code
-            code = self._overdue_code if decided is None else decided
-            on_overdue = self._on_overdue
+            decided, limit = self._code, self._limit
+            code = limit.code if decided is None else decided
 
         def last_words() -> None:
             nonlocal code
             if decided is None:
-                on_overdue()
+                limit.on_overdue()
                 if self._code is not None:  # only now is known what a background save has committed
                     code = self._code
             logger.warning("ended by the watchdog code=%d", code)
@@ -198,8 +215,12 @@ class ProcessExit:
             speaker.join(_LAST_WORDS_S)
         self._end(code)
 
+    @property
+    def _limit(self) -> _Limit:
+        return self._watched or self._bound or _NO_LIMIT
+
     def _wait_s(self) -> float:
-        deadline_s = math.inf if self._left_s is None else self._left_s() + (_SETTLE_S if self._hosts else 0.0)
+        deadline_s = self._limit.left_s() + (_SETTLE_S if self._hosts else 0.0)
         decided_s = self._until_s - self._clock() + (_HOST_LINGERS_LONGER_S if self._hosts else 0.0)
         return min(deadline_s, decided_s)
 

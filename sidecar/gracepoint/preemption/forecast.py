@@ -338,9 +338,13 @@ class TimeBudget:
         """Returns the seconds that are left for work, without the two reserves. Negative when they are in use."""
         return self.until_deadline_s() - 2 * self.reserve_s
 
-    def deadline(self) -> Deadline:
-        """Returns the point in time after which work must stop. It moves to an earlier time with the notices."""
-        return Deadline.following(self.time_left_s, self._clock)
+    def deadline(self, kept_s: float = 0.0) -> Deadline:
+        """Returns the point in time after which work must stop. It moves to an earlier time with the notices.
+
+        Args:
+            kept_s: Seconds that are to be left then.
+        """
+        return Deadline.following(lambda: self.time_left_s() - kept_s, self._clock)
 
     def doubt(self, *, drained: bool) -> str:
         """Returns why the save will probably not be done in time. Empty if nothing says so.

@@ -6,6 +6,9 @@ says, in the agreement's reading thread, so all mailboxes agree. The name of a p
 processes. A notice without a name (SIGTERM, the cloud's metadata) is about one pod: on the bell its origin has the
 process index in front, so that one pod's SIGTERM does not replace another's.
 
+Process 0 has the bell. If it has died without a word, a publisher waits for it, perhaps for ever, and no epoch opens.
+So before a publisher writes, it sets a bound to the life of this process, and passes on that a node is said to be lost.
+
 ``PreemptionObserver`` runs in the agreement's two background threads. The reading thread calls ``heard``: it starts the
 watchdog and reports Frozen, Agreed and Retracted. The timing thread asks when the freeze must begin (``start_in_s``),
 and checks while an epoch is open whether the time will be enough (``looked``).
@@ -36,10 +39,13 @@ from gracepoint.multihost.ledger import (
 )
 from gracepoint.preemption.outcome import FINISHED, Outcome, Shared
 from gracepoint.preemption.reporter import Progress
-from gracepoint.receivers.mailbox import Disruption, Mailbox
+from gracepoint.receivers.mailbox import NODE_LOST, Disruption, Mailbox
 from gracepoint.wire.messages import Phase
 
 logger = logging.getLogger(__name__)
+
+#: Seconds that a process has after a notice in any case: its deadline may be over, and process 0 slow.
+LEAST_LIFE_S = 30.0
 
 
 class NoticePublisher:
@@ -51,6 +57,9 @@ class NoticePublisher:
         process_index: This process.
         clock: Returns monotonic seconds; the mailbox's clock.
         node: The node of this process. None: it is not known.
+        bound: Called with a function before a notice that is no drill is written. Has the process end when the function
+            returns 0 or less and there is no epoch.
+        suspect: Called with whether a node is said to be lost, before such a notice is written or retracted.
     """
 
     def __init__(
@@ -60,15 +69,28 @@ class NoticePublisher:
         process_index: int,
         clock: Callable[[], float],
         node: str | None = None,
+        bound: Callable[[Callable[[], float]], None] = lambda left_s: None,
+        suspect: Callable[[bool], None] = lambda suspects: None,
     ) -> None:
         self._mailbox = mailbox
         self._agreement = agreement
         self._nodes = () if node is None else (node,)
         self._own = f"{process_index}/"
         self._clock = clock
+        self._bound_life, self._suspect = bound, suspect
+        # Origins of notices; each is replaced as a whole, as several receivers call.
+        self._of_lost_nodes: frozenset[str] = frozenset()
+        self._retracted: frozenset[str] = frozenset()  # the others may not know it yet, but here they count no more
 
     def posted(self, disruption: Disruption) -> None:
         """Called when a notice has come, or its deadline has moved."""
+        self._retracted -= {disruption.origin}
+        if not disruption.drill:
+            least_s = self._clock() + LEAST_LIFE_S
+            self._bound_life(lambda: max(self._mailbox.lives_s(self._retracted), least_s - self._clock()))
+            if disruption.cause == NODE_LOST:
+                self._of_lost_nodes |= {disruption.origin}
+                self._suspect(True)
         if not (disruption.preemption or disruption.nodes):  # the others would take it for one about their own nodes
             disruption = dataclasses.replace(disruption, nodes=self._nodes)
         try:
@@ -85,6 +107,10 @@ class NoticePublisher:
 
     def retracted(self, origin: str, reason: str) -> None:
         """Called when the signal of a notice went away."""
+        self._retracted |= {origin}
+        if origin in self._of_lost_nodes:
+            self._of_lost_nodes -= {origin}
+            self._suspect(bool(self._of_lost_nodes))
         disruption = self._mailbox.find(origin)
         unnamed = disruption is not None and not disruption.preemption
         try:

@@ -16,13 +16,15 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from gracepoint.errors import WireError
 from gracepoint.wire.frames import Hint, same_revision
 
 SIGTERM, SIGHUP = "SIGTERM", "SIGHUP"
+#: The cause of a notice about a node that is gone, as in the operator's ``gracepoint_operator.signals.Cause``.
+NODE_LOST = "NodeLost"
 
 #: If a notice has no revision, a deadline that moves by this or less counts as the same one, repeated.
 SAME_DEADLINE_S = 0.5
@@ -212,6 +214,13 @@ class Mailbox:
         """Returns the seconds until the earliest deadline: negative after it, infinite without a notice."""
         with self._lock:
             earliest_s = min((post.deadline_s for post in self._posts.values()), default=math.inf)
+        return earliest_s - self._clock()
+
+    def lives_s(self, retracted: Collection[str]) -> float:
+        """The same of notices that are no drills and, by their origins, not retracted."""
+        with self._lock:
+            posts = [post for origin, post in self._posts.items() if origin not in retracted]
+        earliest_s = min((post.deadline_s for post in posts if not post.disruption.drill), default=math.inf)
         return earliest_s - self._clock()
 
     def _foremost(self, *, drill: bool) -> Disruption | None:

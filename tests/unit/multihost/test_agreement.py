@@ -661,28 +661,40 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return made
 
 
-def test_a_notice_is_passed_on_again_until_the_store_takes_it(slept: list[float]) -> None:
+def test_a_notice_that_no_other_process_has_is_passed_on_until_a_store_that_was_away_takes_it(
+    slept: list[float],
+) -> None:
     store, watcher = _Unreachable(), Watcher()
     agreement = Agreement(store, gangs(1, store)[0], watcher)
     try:
-        store.failures = 4
-        tell(agreement)
+        store.failures = 20
+        agreement.tell("SIGTERM", "", remaining_s=30)
         watcher.wait_for(Noticed)
-        assert len(slept) == 4
+        assert len(slept) == 20
         assert all(0 < pause_s <= 0.7 for pause_s in slept)
     finally:
         agreement.close()
 
 
-def test_a_notice_that_no_attempt_could_pass_on_is_an_error(slept: list[float]) -> None:
+@pytest.mark.parametrize(
+    ("remaining_s", "once", "tried_s"),
+    [
+        pytest.param(30.0, True, 1.0, id="one of which the others are told"),
+        pytest.param(30.0, False, 30.0, id="one of which only this process can tell"),
+        pytest.param(-5.0, False, 1.0, id="one that comes late"),
+        pytest.param(math.inf, False, 600.0, id="one without a deadline"),
+    ],
+)
+def test_a_notice_that_cannot_be_passed_on_in_time_is_an_error(
+    slept: list[float], remaining_s: float, once: bool, tried_s: float
+) -> None:
     store = _Unreachable()
     agreement = Agreement(store, gangs(1, store)[0], Watcher())
     try:
-        store.failures = 5
+        store.failures = 1_000_000
         with pytest.raises(StoreUnavailable):
-            tell(agreement)
-        assert len(slept) == 4
-        assert sum(slept) >= 1.0, "the store may be away for a second"
+            agreement.tell("notice", "", remaining_s=remaining_s, once=once)
+        assert tried_s <= sum(slept) <= tried_s + 0.7
     finally:
         store.failures = 0
         agreement.close()

@@ -12,7 +12,7 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from gracepoint.multihost import rendezvous
 from gracepoint.multihost.rendezvous import Comparison, Gathering, Guest, Host, Introduction, Line, Lookup, compare
 from gracepoint.wire.names import DEFAULT_NOT_JOINED_EXIT_CODE as NOT_JOINED
 from tests.forked import forked
-from tests.ports import held_ports
+from tests.ports import held_ports, silence
 from tests.waiting import until
 
 # Servers on the loopback.
@@ -504,6 +504,91 @@ def test_who_begins_to_watch_after_a_loss_has_time_for_the_first_step(
         assert not end.ended.wait(3.5)
         host.watch(lambda: False)
         assert not end.ended.wait(2.0)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a machine is said to be lost, a connection need not be silent for long."""
+    options = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 1, "TCP_USER_TIMEOUT": 1000}
+    monkeypatch.setattr(rendezvous, "_KEEPALIVE_SUSPECTED", options)
+    monkeypatch.setattr(rendezvous, "STANDS_S", 0.2)
+
+
+def fall_silent(lines: list[Line], others: Iterable[Gathering]) -> None:
+    """As the connections of a machine that is off, which refuses no new one either. The others are told of it."""
+    for line in lines:
+        silence(line.sock)
+    for gathering in others:
+        gathering.needs_process_0 = lambda: False  # here nobody listens any more
+        gathering.suspect(True)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("who", [0, 2])
+def test_if_a_machine_is_said_to_be_lost_and_is_silent_all_leave_soon_once_training_has_stalled(
+    who: int, come: Come
+) -> None:
+    has_stalled = threading.Event()
+    with attached(come, 3) as processes:
+        _, _, lines = processes.pop(who)
+        for gathering, _, _ in processes:
+            gathering.watch(lambda: False, has_stalled.is_set)
+        fall_silent(lines, (gathering for gathering, _, _ in processes))
+        lost = {gathering.lost(WITHIN_S) for gathering, _, _ in processes}
+        assert lost == {f"process {who} (gpt-w-0-{who}) of attempt 0 has died"}
+        assert not any(end.ended.wait(1.5) for _, end, _ in processes), "it may be a long step beside an outage"
+        has_stalled.set()
+        for _, end, _ in processes:
+            assert end.ended.wait(WITHIN_S)
+            assert end.codes == [79]
+
+
+@pytest.mark.usefixtures("quick")
+def test_training_that_may_not_have_stalled_is_waited_for_no_longer_than_jax_waits(
+    come: Come, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "EARLY_S", 1.0)
+    with attached(come, 2) as processes:
+        (_, _, lines), (guest, end, _) = processes
+        guest.watch(lambda: False, lambda: False)
+        fall_silent(lines, [guest])
+        assert end.ended.wait(WITHIN_S)
+
+
+@pytest.mark.usefixtures("quick")
+def test_training_that_goes_on_beside_an_outage_ends_nobody(come: Come, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "GOES_ON_S", 0.1)
+    with attached(come, 2) as processes:
+        (_, _, lines), (guest, end, _) = processes
+        guest.watch(lambda: True)
+        fall_silent(lines, [guest])
+        assert guest.lost(WITHIN_S)
+        until(lambda: not guest.lost(), "it to be forgotten")
+        assert end.codes == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_whoever_lives_is_not_lost_though_a_machine_is_said_to_be(come: Come) -> None:
+    with attached(come, 3) as processes:
+        for gathering, _, _ in processes:
+            gathering.watch(lambda: False)
+            gathering.suspect(True)
+        assert not any(gathering.lost(2.0) for gathering, _, _ in processes)
+        assert [end.codes for _, end, _ in processes] == [[], [], []]
+
+
+def test_connections_may_be_silent_for_long_unless_a_machine_is_said_to_be_lost(come: Come) -> None:
+    with attached(come, 2) as processes:
+        (host, _, (line,)), _ = processes
+
+        def patience_s() -> float:
+            return line.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) / 1000
+
+        until(lambda: patience_s() == 90, "all to have attached")
+        host.suspect(True)
+        until(lambda: patience_s() == 10, "the connection to be given up sooner")
+        host.suspect(False)
+        until(lambda: patience_s() == 90, "that to be taken back")
 
 
 def test_a_quiet_connection_carries_a_message(come: Come, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -277,6 +277,23 @@ async def test_an_evacuated_step_is_committed_once_the_gang_that_restored_it_has
             assert replica.core.cache.preemptions.records[objects.NAMESPACE, FIRST].phase is Phase.EVACUATED
 
 
+async def test_an_evacuated_step_is_committed_with_the_save_of_the_next_preemption(
+    api: MemoryApi, clock: Clock
+) -> None:
+    """Without periodic saves there is none before that."""
+    async with running(api, clock) as replica:
+        await reach(replica, Phase.EVACUATED)
+        restart(replica)
+        await resume(replica, 40, from_memory=True)
+        await until(lambda: "restoredStep" in replica.named(FIRST)["status"], "the restored step")
+        replica.taint("node-2")
+        await recorded(replica, SECOND, "Noticed")
+        assert replica.named(FIRST)["status"]["phase"] == "Evacuated"
+        pod = replica.core.cache.objects.pods["uid-pod-0-1"]
+        await replica.core.reports.take(pod, report(Phase.COMMITTED, preemption=SECOND))
+        await recorded(replica, FIRST, "Committed")
+
+
 async def test_a_late_report_adds_its_figures_to_a_proven_commit(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         replica.taint()

@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gracepoint.deadline import Choice, Evacuation, NewestSnapshot, Situation, SnapshotState, merged, must_choose, plan
+from gracepoint.deadline import (
+    Choice,
+    Evacuation,
+    NewestSnapshot,
+    Situation,
+    SnapshotState,
+    kept_s,
+    merged,
+    must_choose,
+    plan,
+)
 from tests.unit.preemption.fakes.deadline_scenarios import SCENARIOS, STEP, Scenario
 
 
@@ -119,6 +129,20 @@ def test_what_needs_exactly_the_time_left_fits(now: Situation, choice: Choice, w
     found = plan(now)
     assert found.choice is choice, found.reason
     assert words in found.reason
+
+
+@pytest.mark.parametrize(
+    ("now", "kept"),
+    [
+        pytest.param(exactly(22, save_s=20, finish_s=6, send_s=6), 12, id="for the save under way, with the margin"),
+        pytest.param(exactly(21, save_s=20, finish_s=6, send_s=6), 0, id="nothing, as both do not fit"),
+        pytest.param(exactly(30, save_s=20, rewrite_s=10, send_s=6), 20, id="for a held snapshot"),
+        pytest.param(exactly(60, save_s=20, send_s=6), 40, id="for the current step"),
+        pytest.param(exactly(60, save_s=20), 0, id="nothing, as nothing is sent"),
+    ],
+)
+def test_evacuation_leaves_time_for_what_is_done_if_it_fails(now: Situation, kept: float) -> None:
+    assert kept_s(now) == kept
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -75,11 +76,13 @@ class Memory:
     def __init__(self, copies: int = 2, error: str = "") -> None:
         self._copies = copies
         self._error = error
+        self.left_s = math.nan  # for sending
 
     def evacuation(self, leaving: Collection[str]) -> Evacuation:
         return Evacuation(part_bytes=8, copies=2, bytes_per_s=None)
 
     def send_now(self, step: int, *arguments: Any, deadline: Deadline, leaving: Collection[str]) -> SafeSnapshot:
+        self.left_s = deadline.remaining_s()
         if self._error:
             raise SaveFailed(self._error)
         return SafeSnapshot(step, self._copies, 0.0, 0.0, 8, ("node-a",))
@@ -352,6 +355,17 @@ def test_part_that_no_server_takes_has_all_processes_do_what_is_next_best(
     assert phases[3:] == [
         Phase.DRAINED, Phase.WRITTEN, Phase.DURABLE, Phase.COMMITTED if step == 10 else Phase.PROMOTED
     ]  # fmt: skip
+
+
+def test_time_for_an_older_step_is_kept_back_if_a_server_hangs(pair: list[Process]) -> None:
+    for process in pair:
+        process.engine.newest_snapshot = dataclasses.replace(writing(7), done_bytes=9, elapsed_s=1.0)
+    memories = Memory(), Memory(error="it hangs")
+    evacuating(pair, *memories)
+    needed_s = Settings().margin * 500  # a tenth of what is predicted for all
+    for process, memory in zip(pair, memories, strict=True):
+        assert process.engine.told == ["promote 7"]
+        assert 1000.0 < memory.left_s < 3600.0 - needed_s
 
 
 @pytest.mark.integration

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
+from collections.abc import Callable
 from typing import cast
 
 import pytest
 
 from gracepoint.multihost import Agreement, StoreUnavailable
 from gracepoint.multihost.ledger import Ledger, Noticed, NoticeEntry, Retract, Retracted
-from gracepoint.preemption.observer import NoticePublisher, NoticeReader
+from gracepoint.preemption.observer import LEAST_LIFE_S, NoticePublisher, NoticeReader
 from gracepoint.receivers import Disruption, Mailbox
-from gracepoint.receivers.mailbox import SIGTERM
+from gracepoint.receivers.mailbox import NODE_LOST, SIGTERM
 
 
 class Clock:
@@ -32,8 +35,18 @@ class Gang:
         self.entries: list[NoticeEntry | Retract] = []
         self.ledger = Ledger()
         self.reachable = True
+        self.lives_s: list[Callable[[], float]] = [lambda: math.inf] * count  # how long each may live at most
+        self.suspects = [False] * count  # whether each is told that a node is lost
         for index, mailbox in enumerate(self.mailboxes):
-            publisher = NoticePublisher(mailbox, cast(Agreement, _End(self, index)), index, self.clock, f"node-{index}")
+            publisher = NoticePublisher(
+                mailbox,
+                cast(Agreement, _End(self, index)),
+                index,
+                self.clock,
+                f"node-{index}",
+                functools.partial(self.lives_s.__setitem__, index),
+                functools.partial(self.suspects.__setitem__, index),
+            )
             mailbox.listen(publisher.posted, publisher.retracted)
 
     def read(self) -> None:
@@ -48,6 +61,10 @@ class Gang:
                     elif isinstance(event, Retracted):
                         reader.removed(event.notice.origin)
 
+    def left_s(self) -> list[float]:
+        """How long each process may live without an epoch."""
+        return [left_s() for left_s in self.lives_s]
+
     def remaining_s(self) -> list[float]:
         return [mailbox.remaining_s() for mailbox in self.mailboxes]
 
@@ -60,7 +77,14 @@ class _End:
     by: int
 
     def tell(
-        self, origin: str, text: str, *, remaining_s: float, drill: bool, once: bool, revision: int | None
+        self,
+        origin: str,
+        text: str,
+        *,
+        remaining_s: float,
+        drill: bool,
+        once: bool,
+        revision: int | None,
     ) -> None:
         if not self.gang.reachable:
             raise StoreUnavailable("process 0 is gone")
@@ -229,3 +253,68 @@ def test_unreachable_bell_is_logged_and_local_notices_still_count(
     assert "could not notify the other processes of the notice" in caplog.text
     assert "could not notify the other processes of the retraction" in caplog.text
     assert gang.mailboxes[0].remaining_s() == 30
+
+
+def test_a_notice_bounds_the_life_of_the_process_even_before_the_bell_has_taken_it() -> None:
+    gang = Gang(2)
+    gang.reachable = False
+    gang.mailboxes[1].post(notice(remaining_s=100))
+    assert gang.left_s() == [math.inf, 100]
+    gang.mailboxes[1].post(notice(remaining_s=60))  # it moves
+    gang.clock.now_s += 50
+    assert gang.left_s() == [math.inf, 10]
+
+
+@pytest.mark.parametrize("remaining_s", [-10.0, 0.0, 5.0])
+def test_a_notice_that_comes_late_leaves_time_for_the_others_to_answer(remaining_s: float) -> None:
+    gang = Gang(1)
+    gang.mailboxes[0].post(notice("gpt-1", 600))
+    gang.clock.now_s += 300
+    gang.mailboxes[0].post(notice("gpt-2", remaining_s))
+    assert gang.left_s() == [LEAST_LIFE_S]
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [dataclasses.replace(notice(remaining_s=0.0), drill=True), notice(remaining_s=math.inf)],
+    ids=["a drill", "no deadline"],
+)
+def test_what_is_no_disruption_or_has_no_deadline_ends_nobody(harmless: Disruption) -> None:
+    gang = Gang(1)
+    gang.reachable = False
+    gang.mailboxes[0].post(harmless)
+    gang.clock.now_s += 1e6
+    assert gang.left_s() == [math.inf]
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_a_notice_that_is_taken_back_bounds_no_life_though_the_bell_may_be_away(reachable: bool) -> None:
+    gang = Gang(1)
+    gang.mailboxes[0].post(notice())
+    gang.read()
+    gang.reachable = reachable
+    gang.mailboxes[0].retract("gpt-1")
+    gang.read()
+    gang.clock.now_s += 1e6
+    assert gang.left_s() == [math.inf]
+    gang.mailboxes[0].post(notice("gpt-2", 40))
+    assert gang.left_s() == [40]
+
+
+def lost_node(preemption: str, *, drill: bool = False) -> Disruption:
+    return dataclasses.replace(notice(preemption, 300.0), cause=NODE_LOST, drill=drill)
+
+
+def test_a_lost_node_is_suspected_until_all_who_say_so_take_it_back() -> None:
+    gang = Gang(1)
+    gang.reachable = False  # it may be the one with process 0
+    gang.mailboxes[0].post(notice())
+    gang.mailboxes[0].post(lost_node("gpt-2", drill=True))
+    assert gang.suspects == [False]
+    gang.mailboxes[0].post(lost_node("gpt-3"))
+    gang.mailboxes[0].post(lost_node("gpt-4"))
+    assert gang.suspects == [True]
+    gang.mailboxes[0].retract("gpt-3")
+    assert gang.suspects == [True]
+    gang.mailboxes[0].retract("gpt-4")
+    assert gang.suspects == [False]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -145,6 +146,35 @@ def test_a_stopped_watchdog_watches_no_more() -> None:
     member.watch(lambda: 0.0, 78, on_overdue=lambda: None)
     member.stop()
     assert end.codes == []
+
+
+def test_the_bound_of_a_notice_ends_a_process_for_which_no_epoch_opens() -> None:
+    end, said = End(), threading.Event()
+    leaving(InMemoryStore(), 1, 2, end).bound(lambda: 0.0, 78, on_overdue=said.set)
+    assert end.ended.wait(60)
+    assert said.is_set()
+    assert end.codes[0][0] == 78
+
+
+def test_the_bound_of_a_notice_counts_no_more_once_an_epoch_is_open() -> None:
+    end, late = End(), threading.Event()
+    member = leaving(InMemoryStore(), 1, 2, end)
+    member.watch(lambda: 0.0 if late.is_set() else 60.0, 78, on_overdue=lambda: None)
+    member.bound(lambda: 0.0, 1, on_overdue=lambda: None)
+    assert not end.ended.wait(1.0)
+    late.set()
+    assert end.ended.wait(60)
+    assert end.codes[0][0] == 78
+
+
+def test_a_bound_that_went_away_ends_nobody_and_is_no_watch() -> None:
+    end = End()
+    member = leaving(InMemoryStore(), 1, 2, end)
+    member.bound(lambda: math.inf, 78, on_overdue=lambda: None)
+    assert not member.watches
+    member.bound(lambda: 0.2, 78, on_overdue=lambda: None)
+    member.cancel()
+    assert not end.ended.wait(1.0)
 
 
 def test_a_cancelled_watchdog_ends_nobody() -> None:

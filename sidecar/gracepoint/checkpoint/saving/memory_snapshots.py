@@ -227,6 +227,15 @@ class MemorySnapshots:
         """Whether a snapshot is in progress in this process. Not collective."""
         return self._thread.busy
 
+    @property
+    def sent_bytes(self) -> int | None:
+        """Bytes that were sent of the snapshot in progress, which any thread may ask. None if there is none."""
+        current = self._current
+        try:
+            return None if current is None else self._own.part_of(key_of(current.save.temporary)).sent_bytes
+        except FileNotFoundError:  # it has not begun, or has ended
+            return None
+
     def is_due(self, step: int) -> bool:
         """Returns whether a snapshot is due; see ``interval``.
 

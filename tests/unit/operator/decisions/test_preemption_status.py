@@ -466,6 +466,26 @@ def test_an_evacuated_step_is_committed_once_the_start_that_restored_it_has_save
         assert joined_status(known.status, after) == after
 
 
+@pytest.mark.parametrize(
+    ("state", "step", "expected"),
+    [
+        pytest.param({}, 70, True, id="a later step"),
+        pytest.param({}, 40, True, id="itself"),
+        pytest.param({}, 30, False, id="an earlier step"),
+        pytest.param({}, None, False, id="no step is said"),
+        pytest.param({"restoredStep": 30}, 70, False, id="it was not restored"),
+        pytest.param({"step": None, "restoredStep": None}, 70, False, id="which step is not known"),
+        pytest.param({"phase": "Expired"}, 70, False, id="not evacuated"),
+    ],
+)
+def test_an_evacuated_step_is_committed_once_the_next_preemption_has_saved(
+    state: dict[str, Any], step: int | None, expected: bool
+) -> None:
+    status = {"step": 40, "restoredStep": 40, **state}
+    known = preemption(status, phase=status.pop("phase", "Evacuated"))
+    assert preemption_status.is_saved_by(known, dataclasses.replace(report(Phase.COMMITTED), step=step)) is expected
+
+
 def test_an_evacuated_step_that_was_not_restored_is_said_to_be_lost() -> None:
     note = preemption_status.note_of_resumption(preemption({"step": 40, "restoredStep": 30}, phase="Evacuated"))
     assert note.warning

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gracepoint.receivers.mailbox import NODE_LOST
 from gracepoint.wire.messages import Confidence
 from gracepoint_operator import signals
 from gracepoint_operator.resources import SignalKind
@@ -766,3 +767,7 @@ def test_signal_outside_the_pod_may_be_older_than_the_pod() -> None:
 )
 def test_new_pods_are_kept_off_nodes_that_surely_or_likely_go(node: Body, goes: bool) -> None:
     assert any(map(signals.marks_node, signals.marks(BUILT_IN, On.NODE, node))) is goes
+
+
+def test_a_pod_knows_a_lost_node_by_the_word_of_the_catalogue() -> None:
+    assert Cause.NODE_LOST == NODE_LOST
