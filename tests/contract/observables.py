@@ -8,6 +8,7 @@ the settings (docs/settings.md) and the formats of stored steps (``test_stored_v
 from __future__ import annotations
 
 import ast
+import enum
 import importlib
 import inspect
 import json
@@ -55,9 +56,13 @@ def _is_ours(cls: type, name: str) -> bool:
 
 
 def _signature(value: Any) -> str:
+    """The signature as every Python shows it. Those of others, and of enumerations, differ between its versions."""
     value = getattr(value, "__func__", value)
     if not callable(value):
         return ""
+    is_others = not (getattr(value, "__module__", None) or "gracepoint").startswith("gracepoint")
+    if is_others or isinstance(value, enum.EnumType):
+        return "(...)"
     try:
         signature = inspect.signature(value)
     except ValueError:  # of a class in C
@@ -66,7 +71,8 @@ def _signature(value: Any) -> str:
         each if isinstance(each.default, _PLAIN) or each.default is each.empty else each.replace(default=...)
         for each in signature.parameters.values()
     ]
-    return re.sub(r"(?:\w+\.)+(\w+)", r"\1", str(signature.replace(parameters=plain)))
+    shown = re.sub(r"ForwardRef\('([^']*)'\)", r"\1", str(signature.replace(parameters=plain)))
+    return re.sub(r"(?:\w+\.)+(\w+)", r"\1", shown)
 
 
 def metrics() -> Iterator[str]:
