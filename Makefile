@@ -12,14 +12,17 @@ PYTEST := $(PY) -m pytest
 # Three tests at a time, as they wait for a third of their time, on two cores. The tests on a cluster are in
 # CLUSTERS parts, 1 to 3, each on a cluster of its own, one at a time (tests/cluster/conftest.py).
 CLUSTERS ?= 2
-HERE    := not cluster and not controllers and not newest and not promtool and not mounts and not installs and not replay
+EVERY   := not cluster and not controllers and not newest and not promtool and not mounts and not installs and not replay
+HERE    := $(EVERY) and not variant
 WITHOUT := -n 3 --dist worksteal -m '$(HERE)'
 FAST    := -n 3 --dist worksteal -m '$(HERE) and not multiprocess and not long'
 # A fifth of Hypothesis's examples; `make test` tries all of them.
 UNIT    := -n 3 --dist worksteal -m '$(HERE) and not multiprocess and not long and not integration' --hypothesis-profile=quick tests/unit
 INTEGRATION := -n 3 --dist worksteal -m '$(HERE) and integration and not long' --hypothesis-profile=quick tests/unit
 CONTRACT := $(FAST) tests/contract tests/chart tests/metadata
-ON_CLUSTER := -n $(CLUSTERS) --dist loadscope -v -m 'cluster and not controllers' tests/cluster
+ON_CLUSTER := -n $(CLUSTERS) --dist loadscope -v tests/cluster -m 'cluster and not controllers and not variant'
+# On one cluster, as they are of few files.
+VARIANTS_ON_CLUSTER := -n 0 -v tests/cluster -m 'cluster and not controllers and variant'
 # What only the cluster from sources has: its own tests, and object stores that are built from Go modules.
 NOT_BY_KIND := --ignore=tests/cluster/test_harness.py --ignore=tests/cluster/test_object_stores.py
 
@@ -29,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 EVERY_DAY := env check test test-unit test-cluster demo try docs
 .PHONY: env check test test-unit test-cluster demo try docs help help-all lint types imports format wrap workflows \
-	test-fast test-integration test-contract test-laptop test-accelerator test-set-mesh test-alerts test-mounts \
+	test-variants test-fast test-integration test-contract test-laptop test-accelerator test-set-mesh test-alerts test-mounts \
 	test-install test-replay replay cuts outliving snapshot-kills evacuations worker-kills hostile-snapshots mutants test-workloads test-newest-jobset test-newest \
 	test-matrix restart-budget system parts servers mount-tools cluster-up cluster-down generate requirements \
 	conformance manifests dashboard-picture changelog-draft changelog release sbom clean
@@ -133,6 +136,18 @@ test-laptop: $(STAMP) ## Sessions, saves and restores, with what macOS has: as t
 # Without an environment of its own: on a bare machine with a GPU, where nothing can be installed.
 test-accelerator: ## What needs a device of its own: tests on a GPU, figures with goals; at most 8 minutes (FLAGS="--directory DIR").
 	$(or $(wildcard $(PY)),python3) -m benchmarks.accelerator $(FLAGS)
+
+# Other stores, kinds of workload and of loss, sizes: `make test` has the most telling of each.
+test-variants: servers ## What `make test` tries once, in its other variants (CLUSTER=kind, as test-cluster; root, Go; half an hour).
+ifeq ($(CLUSTER),kind)
+	$(PY) -m tests.testcluster pick kind
+	$(PYTEST) -n 3 --dist worksteal -m '$(EVERY) and variant'
+	TESTCLUSTER_PROVIDER=kind $(PYTEST) $(VARIANTS_ON_CLUSTER) $(NOT_BY_KIND)
+else
+	@$(MAKE) --no-print-directory parts
+	$(PYTEST) -n 3 --dist worksteal -m '$(EVERY) and variant'
+	$(PYTEST) $(VARIANTS_ON_CLUSTER)
+endif
 
 # Auto and explicit axes, on one device and on eight.
 test-set-mesh: $(STAMP) ## Orbax's contract tests under jax.set_mesh, with values that leave the CPU as they leave accelerators (ten minutes).

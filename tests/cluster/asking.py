@@ -35,19 +35,22 @@ def _reference(run: TrainingRun) -> Json:
 
 
 def ask(run: TrainingRun, name: str, **spec: object) -> str:
-    """Creates a request; returns its name. A replica that is just ending does not answer the webhook."""
+    """Creates a request; returns its name. A replica that is just ending does not answer the webhook.
+
+    Raises:
+        ClusterError: The API server refused it.
+    """
     body = request(run, name, **spec)
+    refusals: list[str] = []
 
-    def created() -> bool:
-        try:
-            run.cluster.kubectl("create", "-f", "-", stdin=json.dumps(body))
-        except ClusterError as error:
-            if "failed calling webhook" not in str(error):
-                raise
-            return False
-        return True
+    def answered() -> bool:
+        done = run.cluster.kubectl("create", "-f", "-", stdin=json.dumps(body), check=False)
+        refusals[:] = [done.stderr] if done.returncode else []
+        return not any("failed calling webhook" in refusal for refusal in refusals)
 
-    wait_until(f"request {name} to be taken", created, timeout_s=30, every_s=0.5)
+    wait_until(f"request {name} to be answered", answered, timeout_s=30, every_s=0.5, hint=lambda: str(refusals))
+    if refusals:
+        raise ClusterError(f"request {name} was refused: {refusals[0]}")
     return str(body["metadata"]["name"])
 
 

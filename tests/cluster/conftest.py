@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -61,6 +61,7 @@ APART: Mapping[int, Sequence[frozenset[str]]] = {
                 "test_record.py",
                 "test_resources.py",
                 "test_signals.py",
+                "test_snapshots.py",
                 "test_throttle.py",
             }
         ),
@@ -74,6 +75,7 @@ APART: Mapping[int, Sequence[frozenset[str]]] = {
                 "test_epochs.py",
                 "test_injection.py",
                 "test_signals.py",
+                "test_snapshots.py",
                 "test_throttle.py",
             }
         ),
@@ -85,6 +87,7 @@ APART: Mapping[int, Sequence[frozenset[str]]] = {
                 "test_eviction_hold.py",
                 "test_policy.py",
                 "test_preemptions.py",
+                "test_stalls.py",
                 "test_workloads.py",
             }
         ),
@@ -138,13 +141,24 @@ def installed(cluster: Cluster, images: install.Images) -> Cluster:
     programs = cluster.shared_dir / "programs"
     programs.mkdir(exist_ok=True)
     programs.chmod(0o777)  # trainers are not root
-    apply_policy(cluster, POLICY, namespace=NAMESPACE, change=_keep_programs)
+    training_policy(cluster, POLICY)
     return cluster
 
 
-def _keep_programs(spec: Json) -> None:
-    """Compiled programs are kept for all runs together: only the first start of the first run compiles."""
-    spec["compilationCache"] = {"enabled": True, "directory": "/shared/programs"}
+def training_policy(
+    cluster: Cluster,
+    name: str,
+    change: Callable[[Json], None] = lambda spec: None,
+    *,
+    namespace: str = NAMESPACE,
+) -> None:
+    """Applies a policy of runs. Their programs are kept together: only the first start of the first run compiles."""
+
+    def keep_programs(spec: Json) -> None:
+        spec["compilationCache"] = {"enabled": True, "directory": "/shared/programs"}
+        change(spec)
+
+    apply_policy(cluster, name, namespace=namespace, change=keep_programs)
 
 
 def training_run(

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
     "form",
     [
         pytest.param(JOBSET, id="JobSet"),
-        pytest.param(JOB, id="Job"),
+        pytest.param(JOB, id="Job", marks=pytest.mark.variant),
         pytest.param(TRAINJOB, id="TrainJob", marks=pytest.mark.controllers),
     ],
 )

@@ -10,11 +10,11 @@ import pytest
 from demo import nodes
 from demo.install import Images
 from demo.snapshot import Json
-from demo.training import TrainingRun, apply_policy
+from demo.training import TrainingRun
 from gracepoint.wire.messages import Mode, Phase
 from tests.cluster import operator
 from tests.cluster.asking import answer, ask, call_off, ended, fresh, names, newest_step, schedule
-from tests.cluster.conftest import NAMESPACE, training_run
+from tests.cluster.conftest import NAMESPACE, training_policy, training_run
 from tests.cluster.machine import end_at_once, local
 from tests.testcluster.api import Cluster
 from tests.testcluster.shell import wait_until
@@ -33,7 +33,7 @@ def policy(cluster: Cluster, **fields: object) -> None:
     def change(spec: Json) -> None:
         spec |= {"deadline": {"headStartSeconds": HEAD_START_S}, **fields}
 
-    apply_policy(cluster, POLICY, namespace=NAMESPACE, change=change)
+    training_policy(cluster, POLICY, change)
 
 
 @pytest.fixture(scope="module")

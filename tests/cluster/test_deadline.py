@@ -10,13 +10,12 @@ import pytest
 
 from demo import install, nodes
 from demo.snapshot import PROCESSES, Json
-from demo.training import apply_policy
 from gracepoint.deadline import Choice
 from gracepoint.wire.messages import Phase
 from gracepoint.wire.names import GROUP
 from tests import slow_storage
 from tests.cluster import slow_trainer
-from tests.cluster.conftest import ENVIRONMENT, MARK, NAMESPACE, training_run
+from tests.cluster.conftest import ENVIRONMENT, MARK, NAMESPACE, training_policy, training_run
 from tests.cluster.machine import end_at_once
 from tests.testcluster.api import Cluster
 from tests.testcluster.shell import wait_until
@@ -44,7 +43,7 @@ def test_running_save_is_promoted_when_the_current_step_does_not_fit(
     def periodic(spec: Json) -> None:
         spec["checkpoint"]["everySteps"] = SAVED_STEP
 
-    apply_policy(installed, POLICY, namespace=NAMESPACE, change=periodic)
+    training_policy(installed, POLICY, periodic)
     environment = {**ENVIRONMENT, "STUCK_STEP": str(SAVED_STEP)}
     run = training_run(installed, images, "promoted", POLICY, steps=10_000, environment=environment)
     tools = installed.shared_dir / f"slow-{MARK}"

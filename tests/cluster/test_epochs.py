@@ -10,7 +10,7 @@ import pytest
 
 from demo.install import Images
 from demo.snapshot import Json
-from demo.training import TrainingRun, apply_policy
+from demo.training import TrainingRun
 from gracepoint.wire.messages import Phase
 from tests.cluster.asking import (
     REQUESTS,
@@ -25,7 +25,7 @@ from tests.cluster.asking import (
     request,
     schedule,
 )
-from tests.cluster.conftest import MARK, NAMESPACE, training_run
+from tests.cluster.conftest import MARK, NAMESPACE, training_policy, training_run
 from tests.cluster.machine import end_at_once
 from tests.testcluster.api import Cluster, ClusterError
 from tests.testcluster.shell import wait_until
@@ -43,7 +43,7 @@ def gang(installed: Cluster, images: Images) -> Iterator[TrainingRun]:
     def late(spec: Json) -> None:
         spec["deadline"] = {"headStartSeconds": HEAD_START_S}
 
-    apply_policy(installed, POLICY, namespace=NAMESPACE, change=late)
+    training_policy(installed, POLICY, late)
     run = training_run(installed, images, "epochs", POLICY, steps=100_000)
     run.start()
     yield run

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from demo import install, nodes
-from demo.training import TrainingRun, apply_policy
-from tests.cluster.conftest import NAMESPACE, training_run
+from demo.training import TrainingRun
+from tests.cluster.conftest import training_policy, training_run
 from tests.cluster.machine import processes_of
 from tests.testcluster.api import Cluster
 from tests.testcluster.shell import wait_until
@@ -22,7 +22,7 @@ EARLY, PERIODIC = 10, 30
 HANDED_OVER = "is handed over to the worker process"
 
 
-@pytest.fixture(params=["periodic", "emergency"])
+@pytest.fixture(params=[pytest.param("periodic", marks=pytest.mark.variant), "emergency"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -30,11 +30,10 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def run(kind: str, installed: Cluster, images: install.Images) -> Iterator[TrainingRun]:
     every = PERIODIC if kind == "periodic" else 0
-    apply_policy(
+    training_policy(
         installed,
         f"{POLICY}-{kind}",
-        namespace=NAMESPACE,
-        change=lambda spec: spec["checkpoint"].update(writer="Keeper", everySteps=every),
+        lambda spec: spec["checkpoint"].update(writer="Keeper", everySteps=every),
     )
     made = training_run(installed, images, f"kept-{kind}", f"{POLICY}-{kind}")
     yield made

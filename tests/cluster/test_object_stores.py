@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from demo import install, nodes
-from demo.object_store import SCHEMES, ObjectStore, run_store
-from demo.training import TrainingRun, apply_policy
+from demo.object_store import ObjectStore, run_store
+from demo.training import TrainingRun
 from gracepoint.wire.messages import Phase
-from tests.cluster.conftest import NAMESPACE, training_run
+from tests.cluster.conftest import NAMESPACE, training_policy, training_run
 from tests.testcluster.api import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -18,10 +18,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 MIDDLE = 20
 
 
-@pytest.fixture(params=SCHEMES)
+@pytest.fixture(params=[pytest.param("gs", marks=pytest.mark.variant), "s3"])
 def store(request: pytest.FixtureRequest, installed: Cluster) -> ObjectStore:
     made = run_store(installed, request.param, NAMESPACE)
-    apply_policy(installed, made.name, namespace=NAMESPACE, change=made.change_policy)
+    training_policy(installed, made.name, made.change_policy)
     return made
 
 

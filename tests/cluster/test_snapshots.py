@@ -16,10 +16,10 @@ import pytest
 
 from demo.install import OPERATOR_NAMESPACE, Images, install_operator, make_namespace
 from demo.snapshot import PROCESSES, Json
-from demo.training import TrainingRun, apply_policy
+from demo.training import TrainingRun
 from gracepoint.wire.capability import Capability, Right, write_capability
 from tests.cluster import operator
-from tests.cluster.conftest import MARK, NAMESPACE, training_run
+from tests.cluster.conftest import ENVIRONMENT, MARK, NAMESPACE, training_policy, training_run
 from tests.cluster.machine import processes_in, processes_of
 from tests.cluster.small import SLEEP, container, create, jobset, replicated_job
 from tests.testcluster.api import Cluster
@@ -196,11 +196,11 @@ def served(installed: Cluster, images: Images) -> Iterator[Cluster]:
 
 def wants_snapshots(cluster: Cluster, namespace: str) -> None:
     """Makes a policy with snapshots."""
-    apply_policy(
+    training_policy(
         cluster,
         POLICY,
+        lambda spec: spec["checkpoint"].update(memory={"everySteps": 1, "copies": 2}),
         namespace=namespace,
-        change=lambda spec: spec["checkpoint"].update(memory={"everySteps": 1, "copies": 2}),
     )
 
 
@@ -286,6 +286,7 @@ def test_more_than_the_container_has_is_refused_at_the_start(served: Cluster) ->
     assert done.returncode == 2
 
 
+@pytest.mark.variant
 def test_a_rolling_update_loses_no_value_that_has_two_copies(served: Cluster, job: Job) -> None:
     """The job does what the library does: it sends its part to a new server, and drops it where a server is to end."""
     key, first = "5/1/0/params", served.nodes[0]
@@ -313,6 +314,7 @@ def test_a_rolling_update_loses_no_value_that_has_two_copies(served: Cluster, jo
     assert job.ask(first, *(("get", address, key) for address in servers(served).values())) == [True, True]
 
 
+@pytest.mark.variant
 def test_a_node_that_is_off_takes_its_copy_along_and_comes_back_empty(served: Cluster, job: Job) -> None:
     first, second = served.nodes
     key, found = "5/1/0/params", servers(served)
@@ -332,13 +334,29 @@ def test_a_node_that_is_off_takes_its_copy_along_and_comes_back_empty(served: Cl
         assert reader.ask(first, ("keys", servers(served)[second])) == [[]]
 
 
-@pytest.mark.parametrize("ends", ["the JobSet", "the namespace", "the policy"])
+@pytest.mark.parametrize(
+    "ends",
+    [
+        # tests/api_server has these of an operator without a cluster.
+        pytest.param("the JobSet", marks=pytest.mark.variant),
+        pytest.param("the namespace", marks=pytest.mark.variant),
+        "the policy",
+    ],
+)
 def test_nothing_is_left_in_the_servers_a_minute_after(served: Cluster, images: Images, ends: str) -> None:
     namespace = f"ends-{ends.split()[1].lower()}-{MARK}"
     make_namespace(served, namespace)
     wants_snapshots(served, namespace)
     flags = {"width": 64, "layers": 1, "pace": 0.5}
-    run = TrainingRun(served, "ends", namespace=namespace, image=images.trainer, steps=1000, policy=POLICY, flags=flags)
+    run = TrainingRun(
+        *(served, "ends"),
+        namespace=namespace,
+        image=images.trainer,
+        steps=1000,
+        policy=POLICY,
+        flags=flags,
+        environment=ENVIRONMENT,
+    )
     first = served.nodes[0]
     try:
         with job_in(served, images, NAMESPACE, "witness") as witness:
@@ -374,7 +392,7 @@ def snapshots_alone(cluster: Cluster) -> str:
         memory = {"everySteps": EVERY_STEPS, "copies": 2}
         spec["checkpoint"] |= {"everySteps": 0, "everySeconds": 0, "memory": memory}
 
-    apply_policy(cluster, "snapshots-alone", namespace=NAMESPACE, change=alone)
+    training_policy(cluster, "snapshots-alone", alone)
     return "snapshots-alone"
 
 
@@ -418,7 +436,14 @@ def starts_of_servers(cluster: Cluster) -> set[str]:
     }
 
 
-@pytest.mark.parametrize(("end", "ended"), [(update_servers, 2), (kill_a_server, 1)], ids=["update", "death"])
+@pytest.mark.parametrize(
+    ("end", "ended"),
+    [
+        pytest.param(update_servers, 2, id="update"),
+        # Of tests/multiprocess, too.
+        pytest.param(kill_a_server, 1, id="death", marks=pytest.mark.variant),
+    ],
+)
 def test_servers_that_end_while_a_job_trains_cost_no_safe_step(
     served: Cluster, images: Images, end: Callable[[Cluster], None], ended: int
 ) -> None:
@@ -457,7 +482,7 @@ def test_servers_that_end_while_a_job_trains_cost_no_safe_step(
         run.delete()
 
 
-@pytest.mark.parametrize("ends", ["all trainers", "a node"])
+@pytest.mark.parametrize("ends", [pytest.param("all trainers", marks=pytest.mark.variant), "a node"])
 def test_a_job_goes_on_from_memory_though_storage_has_nothing_of_it(
     served: Cluster, images: Images, undisturbed: TrainingRun, ends: str
 ) -> None:

@@ -15,10 +15,10 @@ import pytest
 
 from demo import install
 from demo.snapshot import Json
-from demo.training import TrainingRun, apply_policy
+from demo.training import TrainingRun
 from gracepoint.wire.names import GROUP, Env
 from tests.cluster import operator
-from tests.cluster.conftest import ENVIRONMENT, NAMESPACE, training_run
+from tests.cluster.conftest import ENVIRONMENT, NAMESPACE, training_policy, training_run
 from tests.testcluster.api import Cluster
 from tests.testcluster.shell import wait_until
 
@@ -30,6 +30,8 @@ MIDDLE, EVERY = 20, 10
 LIMIT_S = 15.0
 #: In which a stall is told at the latest, beside what a busy machine takes.
 TOLD_S = 30.0
+#: Until the kubelet kills the stopped process.
+GRACE_S = 15
 #: Of the image.
 PATH = "/opt/venv/bin:/usr/local/bin:/usr/bin:/bin"
 #: Python runs this at its start. SIGUSR1 has the main thread hang in C code that holds the interpreter lock, until
@@ -51,14 +53,18 @@ def run(installed: Cluster, images: install.Images) -> Iterator[TrainingRun]:
         spec["stalls"] = {"afterSeconds": LIMIT_S, "action": "Restart"}
         spec["checkpoint"]["everySteps"] = EVERY
 
-    apply_policy(installed, POLICY, namespace=NAMESPACE, change=change)
+    training_policy(installed, POLICY, change)
     made = training_run(installed, images, POLICY, POLICY)
     yield made
     made.delete()
 
 
 def test_a_stopped_trainer_is_named_and_the_gang_restarts(run: TrainingRun, undisturbed: TrainingRun) -> None:
-    run.start()
+    def brief(jobset: Json) -> None:
+        pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+        pod["terminationGracePeriodSeconds"] = GRACE_S
+
+    run.start(brief)
     stopped = run.wait_for_trainers(MIDDLE)[1]
     trainer_of(stopped.name).suspend()
     said: list[str] = []
@@ -94,7 +100,7 @@ def kept(installed: Cluster, images: install.Images) -> Iterator[TrainingRun]:
     tools.mkdir(exist_ok=True)
     shutil.copy(Path(sys.executable).with_name("py-spy"), tools)
     (tools / "sitecustomize.py").write_text(HANGS)
-    apply_policy(installed, KEPT_POLICY, namespace=NAMESPACE, change=change)
+    training_policy(installed, KEPT_POLICY, change)
     environment = {**ENVIRONMENT, "PATH": f"/shared/tools:{PATH}", "PYTHONPATH": "/shared/tools"}
     made = training_run(installed, images, KEPT_POLICY, KEPT_POLICY, environment=environment)
     yield made

@@ -168,7 +168,7 @@ def held(cluster: Cluster, pod: str) -> Iterator[None]:
         wait_until(f"pod {pod} to be let go", lambda: patch(others()), timeout_s=20)
 
 
-@pytest.mark.parametrize("slow", [0, 1])
+@pytest.mark.parametrize("slow", [0, pytest.param(1, marks=pytest.mark.variant)])
 def test_a_process_that_outlives_its_attempt_is_refused_by_the_next_one_which_trains_with_its_own(
     slow: int, installed: Cluster, images: Images
 ) -> None:

@@ -85,7 +85,11 @@ def wants_another_node(pod: Json) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"), [(wants_more_than_a_node_has, "OutOfcpu"), (wants_another_node, "NodeAffinity")]
+    ("change", "reason"),
+    [
+        (wants_more_than_a_node_has, "OutOfcpu"),
+        pytest.param(wants_another_node, "NodeAffinity", marks=pytest.mark.variant),
+    ],
 )
 def test_pods_that_a_kubelet_refuses_are_named_and_not_counted(
     change: Callable[[Json], None], reason: str, installed: Cluster, images: Images
@@ -110,6 +114,7 @@ def test_pods_that_a_kubelet_refuses_are_named_and_not_counted(
         end_at_once(run)
 
 
+@pytest.mark.variant
 def test_a_pod_that_stays_on_a_dead_node_is_named_with_pod_and_node(run: TrainingRun, installed: Cluster) -> None:
     try:
         run.start(idle(lambda pod: pod.update(terminationGracePeriodSeconds=5)))
@@ -167,7 +172,7 @@ def notes(cluster: Cluster, reason: str, run: TrainingRun) -> list[str]:
     return [event["message"] for event in json.loads(found)["items"]]
 
 
-@pytest.mark.parametrize("lost", ["taint", "node"])
+@pytest.mark.parametrize("lost", ["taint", pytest.param("node", marks=pytest.mark.variant)])
 def test_pods_of_a_node_that_is_switched_off_end_by_force_and_the_gang_comes_back_elsewhere(
     lost: str, installed: Cluster, images: Images
 ) -> None:
@@ -212,6 +217,7 @@ def test_pods_of_a_node_that_is_switched_off_end_by_force_and_the_gang_comes_bac
             assert node not in {pod.node for pod in run.look().running()}
             found = run.look()
             assert (found.restarts >= 1, found.restarts_counted) == (True, 0)
+            wait_until("the end of the wait", lambda: not is_named(installed, "Deletion", "lost-nodes"), timeout_s=60)
         finally:
             end_at_once(run)
             installed.restore_node(node)

@@ -227,7 +227,7 @@ def test_evictions_are_answered_while_idle_connections_flood_the_webhooks(
 ) -> None:
     replica = start(api)
     port = replica.server.webhook_port
-    for _ in range(ConnectionLimits.at_once_of_address + 40):
+    for _ in range(server._WEBHOOK_LIMITS.at_once_of_address + 40):
         does(replica, opened, address, port)
     status, said = evict(replica, EVICTIONS, port=port)
     assert (status, '"code": 429' in said) == (200, True)

@@ -16,7 +16,7 @@ SCRIPT = Path(locks_process.__file__)
 LOCKS = "fcntl,flock,access,faccessat,faccessat2"
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.variant), 2])
 def test_no_way_to_save_or_restore_locks_a_file_but_the_renewal_of_the_lease(count: int, tmp_path: Path) -> None:
     if why := strace.missing():
         pytest.skip(why)

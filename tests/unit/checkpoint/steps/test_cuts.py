@@ -1,6 +1,7 @@
 """Nothing is torn and nothing is lost if a process dies after any request of a save, a salvage, or a retention.
 
-``make cuts`` cuts after every request. Otherwise only some of the cuts are made.
+``make cuts`` cuts after every request, with and without the reply to it. Otherwise only some of the cuts are made, by
+turns with and without.
 """
 
 from __future__ import annotations
@@ -45,10 +46,8 @@ def save(machine: BucketMachine, step: int, processes: int) -> str:
 
 def cuts(object_server: Server, store_proxy: FaultProxy) -> Iterator[tuple[BucketMachine, int, bool]]:
     """Yields a new machine for each cut, until a cut comes after all requests."""
-    for request in range(MOST_REQUESTS):
-        if request % EVERY:
-            continue
-        for lost in (False, True):
+    for number, request in enumerate(range(0, MOST_REQUESTS, EVERY)):
+        for lost in (False, True) if EVERY == 1 else (number % 2 == 0,):
             machine = BucketMachine(object_server, store_proxy)
             yield machine, request, lost
         if machine.is_past(request):

@@ -66,6 +66,7 @@ async def test_another_replica_continues_with_the_account(api: MemoryApi, clock:
     clock.move(30)
     async with running(api, clock, "replica-b") as replica:
         await tell(replica, forecast(dataclasses.replace(SPENT, now_s=80.0, saves=3, saves_s=2.0, saving_s=2.0)))
+        await replica.core.connection_writer.look()  # as every half minute
         await until(lambda: accounts.read(newest(api)).all_saves == (3, 2000), "the account")
         assert accounts.read(newest(api)).spent(round(clock() * 1000))[Category.TRAINING] == 70_000
 
