@@ -113,7 +113,7 @@ def hold(
     Args:
         preemptions: The Preemptions of the pod's workload, oldest first.
         pod: A pod of the gang.
-        node: Its node. None if it is not known.
+        node: Its node. None if it is not known. Nothing is held on a node whose label turns holds off.
         now: Seconds since the epoch.
         longest_s: Evictions are held for at most so many seconds now, also those of a Preemption that began under
             another limit. 0: they are not held. None: there is no limit.

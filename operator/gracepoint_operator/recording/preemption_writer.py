@@ -1,9 +1,9 @@
 """Writes Preemptions and their Events to the API server, and the answers to requests. Counts outcomes in the metrics.
 
 Runs as tasks of a write queue on the controller's event loop. Each write first puts this replica's own entry into the
-object. Then it joins what it reads there with what is known here (``preemption.joined_status`` only adds), and writes
-the result under the version that was read. So no replica undoes what another wrote. The replica whose write changes a
-phase posts the Event, once. The last replica to write has seen the entries of all.
+object. Then it joins what it reads there with what is known here (``preemption_record.joined_status`` only adds), and
+writes the result under the version that was read. So no replica undoes what another wrote. The replica whose write
+changes a phase posts the Event, once. The last replica to write has seen the entries of all.
 
 ``AcknowledgementLog`` has what only this replica knows of its notices: when it notified each pod, and which pods
 acknowledged to it. It is kept in the form in which it is written, because a gang of thousands of pods has an event for

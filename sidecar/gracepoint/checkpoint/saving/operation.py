@@ -90,7 +90,8 @@ logger = logging.getLogger(__name__)
 SECONDS = 10.0
 _DURABLE = "durable"
 _COMMITTED = "committed"
-# With more processes, the error does not say whether the save was durable too late: each would read all records.
+# With more processes, the error does not say whether the save was durable too late: each would read all records. And
+# one of them deletes for all what a failed save has written: each would list it.
 _FEW = 16
 
 
@@ -178,7 +179,6 @@ class _Apart:
             raise SaveFailed(f"{path} cannot be committed: {target} already exists (after: {self._error})")
 
 
-# With more processes, one deletes for all what a failed save has written: each would list it.
 # Seconds for the requests that delete it. What is left is deleted once a later save is committed.
 _GIVES_UP_S = 30.0
 # Seconds for the answer of the coordination service, which another process has given before.
