@@ -1,7 +1,7 @@
 """Nothing is torn and nothing is lost if a process dies after any request of a save, a salvage, or a retention.
 
-``make cuts`` cuts after every request, with and without the reply to it. Otherwise only some of the cuts are made, by
-turns with and without.
+``make cuts`` cuts after every request, with and without the reply to it. Otherwise only some of the cuts are made, every
+other one of them only without the reply.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def save(machine: BucketMachine, step: int, processes: int) -> str:
 def cuts(object_server: Server, store_proxy: FaultProxy) -> Iterator[tuple[BucketMachine, int, bool]]:
     """Yields a new machine for each cut, until a cut comes after all requests."""
     for number, request in enumerate(range(0, MOST_REQUESTS, EVERY)):
-        for lost in (False, True) if EVERY == 1 else (number % 2 == 0,):
+        for lost in (False, True) if EVERY == 1 or number % 2 else (True,):
             machine = BucketMachine(object_server, store_proxy)
             yield machine, request, lost
         if machine.is_past(request):
