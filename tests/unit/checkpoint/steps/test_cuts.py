@@ -1,7 +1,7 @@
 """Nothing is torn and nothing is lost if a process dies after any request of a save, a salvage, or a retention.
 
-``make cuts`` cuts after every request, with and without the reply to it. Otherwise only some of the cuts are made, every
-other one of them only without the reply.
+``make cuts`` cuts after every request, with and without the reply to it. Otherwise only some of the cuts are made, and
+every other one only without the reply.
 """
 
 from __future__ import annotations
