@@ -18,6 +18,7 @@ from demo.install import OPERATOR_NAMESPACE, Images, install_operator, make_name
 from demo.snapshot import PROCESSES, Json
 from demo.training import TrainingRun
 from gracepoint.wire.capability import Capability, Right, write_capability
+from gracepoint.wire.messages import Phase
 from tests.cluster import operator
 from tests.cluster.conftest import ENVIRONMENT, MARK, NAMESPACE, training_policy, training_run
 from tests.cluster.machine import processes_in, processes_of
@@ -505,6 +506,45 @@ def test_a_job_goes_on_from_memory_though_storage_has_nothing_of_it(
         assert restored_from_memory(run) >= 30 - 3 * EVERY_STEPS, "three intervals at most, on a machine that is busy"
         differences = run.compare(undisturbed, most=run.steps * 2).differences
         assert [found for found in differences if not found.endswith("was not recorded")] == []
+    finally:
+        run.delete()
+
+
+#: Files of a directory of checkpoints: earlier saves have written so many bytes a second.
+SLOW_STORAGE = {"version": 1, "processes": PROCESSES, "bytes_per_s": {"streamed": [0.01], "snapshot": [0.01]}}
+SPOT_TAINT = "cloud.google.com/impending-node-termination"
+
+
+def test_a_job_whose_storage_is_too_slow_leaves_a_doomed_node_by_the_memory_of_others(
+    served: Cluster, images: Images, undisturbed: TrainingRun
+) -> None:
+    def rarely(spec: Json) -> None:
+        spec["checkpoint"] |= {"everySteps": 1000, "everySeconds": 0, "memory": {"everySteps": 1000, "copies": 2}}
+
+    apply_policy(served, "snapshots-rarely", namespace=NAMESPACE, change=rarely)
+    run = training_run(served, images, "evacuated", "snapshots-rarely", pace=0.25)
+
+    def on_slow_storage(_: Json) -> None:
+        file = run.checkpoints / ".gracepoint-throughput"
+        file.write_text(json.dumps(SLOW_STORAGE))
+        file.chmod(0o666)  # trainers are not root
+
+    try:
+        run.start(on_slow_storage)
+        doomed = run.wait_for_trainers(10)[1].node
+        served.kubectl("taint", "node", doomed, f"{SPOT_TAINT}=:NoSchedule")
+        evacuated = run.wait_for_phase(Phase.EVACUATED)["status"]
+        assert (evacuated["choice"], evacuated["stepsLost"]) == ("Evacuate", 0)
+        assert not [path for path in run.checkpoints.glob("*") if path.name.isdigit()]
+        with operator.outliving(served):
+            served.lose_node(doomed, delete_object=True)
+            served.restore_node(doomed)  # a new machine, and a new object
+            label(served, doomed)
+        run.wait_for_end(timeout_s=300)
+        assert restored_from_memory(run) == evacuated["step"]
+        committed = run.wait_for_record("Committed", lambda status: status["phase"] == Phase.COMMITTED)["status"]
+        assert (committed["step"], committed["stepsLost"]) == (evacuated["step"], 0)
+        assert run.compare(undisturbed).differences == ()
     finally:
         run.delete()
 
