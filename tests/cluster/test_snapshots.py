@@ -521,7 +521,7 @@ def test_a_job_whose_storage_is_too_slow_leaves_a_doomed_node_by_the_memory_of_o
     def rarely(spec: Json) -> None:
         spec["checkpoint"] |= {"everySteps": 1000, "everySeconds": 0, "memory": {"everySteps": 1000, "copies": 2}}
 
-    apply_policy(served, "snapshots-rarely", namespace=NAMESPACE, change=rarely)
+    training_policy(served, "snapshots-rarely", rarely)
     run = training_run(served, images, "evacuated", "snapshots-rarely", pace=0.25)
 
     def on_slow_storage(_: Json) -> None:
