@@ -68,7 +68,9 @@ class LoopMount:
 
     def power_on(self) -> None:
         """Mounts the file system again; the kernel recovers it. Waits until nothing uses the lost one."""
-        wait_until("the lost file system to be unused", self._unmounted, timeout_s=_UNUSED_S, every_s=0.02)
+        wait_until(
+            *("the lost file system to be unused", self._unmounted), timeout_s=_UNUSED_S, every_s=0.02, hint=self._users
+        )
         self._mount()
 
     def close(self) -> None:
@@ -83,6 +85,15 @@ class LoopMount:
         run(["umount", self.top], check=False)  # a lost file system does not even say whether it is mounted
         # The kernel detaches the loop device a little later.
         return not run(["losetup", "--associated", self._image]).stdout
+
+    def _users(self) -> str:
+        """Names processes with the mount: each container that starts beside the test gets a copy of all mounts."""
+        found = []
+        for mounts in Path("/proc").glob("[0-9]*/mountinfo"):
+            with contextlib.suppress(OSError):  # it has ended
+                if f" {self.top} " in mounts.read_text():
+                    found.append(f"{mounts.parent.name} ({(mounts.parent / 'comm').read_text().strip()})")
+        return f"; processes whose mounts have it: {', '.join(found) or 'none'}"
 
 
 @contextlib.contextmanager
