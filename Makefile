@@ -60,13 +60,14 @@ test: check ## All of it: checks, unit, contract, multi-process and chart tests,
 test-unit: $(STAMP) ## The unit tests alone, with a fifth of Hypothesis's examples: about a minute on two cores.
 	$(PYTEST) $(UNIT)
 
-test-cluster: $(STAMP) ## The cluster tests alone (CLUSTER=kind: on clusters of kind, without those that need our own machines).
+test-cluster: $(STAMP) ## The cluster tests, and nine faults of the replay (CLUSTER=kind: on clusters of kind, without what needs our own machines).
 ifeq ($(CLUSTER),kind)
 	$(PY) -m tests.testcluster pick kind
 	TESTCLUSTER_PROVIDER=kind $(PYTEST) $(ON_CLUSTER) $(NOT_BY_KIND)
 else
 	@$(MAKE) --no-print-directory parts
 	$(PYTEST) $(ON_CLUSTER)
+	$(PYTEST) -n 0 -v -s -m replay tests/replay
 endif
 
 demo: $(STAMP) ## A cluster trains, loses a node and goes on from the very step, then one without notice (CLUSTER=kind or local; STORAGE=gs or s3: an object store).
