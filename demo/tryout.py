@@ -82,12 +82,13 @@ def advice(cluster: Cluster) -> list[str]:
         f"  kubectl gracepoint status -n {NAMESPACE}",
         f"  kubectl gracepoint doctor {named}        # checks the installation, and the storage from a pod",
         f"  kubectl gracepoint drill {named}         # a rehearsal: the job saves, and continues",
-        f"  kubectl drain {node} --ignore-daemonsets --delete-emptydir-data   # waits until the job has saved",
+        f"  kubectl get preemptions -n {NAMESPACE}           # its record. RESUMED is empty: it did not stop",
+        f"  kubectl drain {node} --ignore-daemonsets --delete-emptydir-data   # tries again until the job has saved",
         f"  kubectl get preemptions -n {NAMESPACE}",
-        f"  kubectl gracepoint timeline NAME -n {NAMESPACE}           # NAME: of one of these Preemptions",
+        f"  kubectl gracepoint timeline NAME -n {NAMESPACE}           # NAME: in the first column of these",
         f"  kubectl uncordon {node}",
         "",
-        f"To remove everything: {_REMOVE}",
+        f"To remove everything, in this folder: {_REMOVE}",
     ]
 
 

@@ -52,7 +52,8 @@ def signals(
     if output.is_data:
         put_data(output, [row.to_json() for row in rows])
     elif name is not None:
-        put(catalogue.listing(rows).replace("*", "").replace("`", "").strip())
+        for line in catalogue.listing(rows).replace("*", "").replace("`", "").strip().splitlines():
+            put(line)
     else:
         put_table(
             ["NAME", "PROVIDER", "ON", "CAUSE", "CONFIDENCE", "TAKEN BACK"],

@@ -415,21 +415,25 @@ def plan(now: Situation) -> Plan:
     return current(Choice.IMPOSSIBLE, f"{needs}, and nothing older can be had in time, {remaining}; tried anyway")
 
 
-def kept_s(now: Situation) -> float:
+def kept_s(now: Situation, begun_s: float) -> float:
     """Returns the seconds that an evacuation leaves, so that something can be saved if no server takes a part.
 
-    0 if there is no time for both.
+    0 if there is no time for both, with the margin. A save under way goes on while parts are sent.
+
+    Args:
+        now: The situation.
+        begun_s: Seconds until the other save has begun.
     """
     snapshot, evacuation = now.snapshot, now.evacuation
     if evacuation is None:
         return 0.0
-    older_s = math.inf
+    send_s, older_s = now.margin * evacuation.send_s, math.inf
     if snapshot is not None and snapshot.state is SnapshotState.WRITING:
-        older_s = now.finish_s
+        older_s = max(now.margin * now.finish_s - send_s, 0.0)
     elif snapshot is not None and snapshot.state is SnapshotState.HELD and snapshot.step != now.step:
-        older_s = now.rewrite_s
-    needed_s = now.margin * min(now.save_s, older_s)
-    return needed_s if now.drain_s + evacuation.send_s + needed_s <= now.left_s else 0.0
+        older_s = now.margin * now.rewrite_s
+    needed_s = min(now.margin * now.save_s, older_s) + begun_s
+    return needed_s if now.drain_s + send_s + needed_s <= now.left_s else 0.0
 
 
 def _merged_snapshot(situations: Sequence[Situation]) -> NewestSnapshot | None:

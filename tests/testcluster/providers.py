@@ -65,7 +65,7 @@ def _local() -> str:
     unbuilt = ", ".join(part.name for part in parts.missing())
     if unbuilt:
         return f"a cluster from sources: about 20 minutes to build {unbuilt}, once; then 4 to 6 minutes on 2 cores"
-    return "a cluster from sources, which are built: 4 to 6 minutes on 2 cores"
+    return "a cluster from sources, which are built: 1 to 6 minutes on 2 cores"
 
 
 def provider() -> str:

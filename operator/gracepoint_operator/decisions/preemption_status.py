@@ -255,11 +255,13 @@ def is_saved_since(preemption: PreemptionRecord, spent: Spent | None) -> bool:
 def is_saved_by(preemption: PreemptionRecord, report: Report) -> bool:
     """Returns whether the start that restored an evacuated step has saved it, or a later one, for its own preemption.
 
-    Without periodic saves that is its first save to storage.
+    Without periodic saves that is its first save to storage. A later start may have begun at an older step.
     """
-    step = preemption.status.step
-    known = step is not None and report.step is not None and report.step >= step
-    return preemption.phase is Phase.EVACUATED and preemption.status.restored_step == step and known
+    step, spent = preemption.status.step, report.spent
+    began_there = step is not None and spent is not None and spent.first_step == step
+    is_later = step is not None and report.step is not None and report.step >= step
+    is_evacuated = preemption.phase is Phase.EVACUATED and preemption.status.restored_step == step
+    return is_evacuated and began_there and is_later
 
 
 def saved_since(status: PreemptionStatus) -> PreemptionStatus:

@@ -199,8 +199,8 @@ class EmergencySave:
         memory, key = self._checkpointer.memory, self._key("evacuated")
         assert memory is not None  # else it is not chosen
         assert self._everywhere is not None
-        kept, leaving = kept_s(self._everywhere), self._mailbox.leaving(self._node)
-        deadline = self._budget.deadline(kept + _BEGUN_S if kept else 0.0)  # as a server may hang
+        leaving = self._mailbox.leaving(self._node)
+        deadline = self._budget.deadline(kept_s(self._everywhere, _BEGUN_S))  # as a server may hang
         copies, part_bytes, error = 0, 0, ""
         try:
             own = memory.send_now(step, state, values, deadline=deadline, leaving=leaving)

@@ -74,6 +74,7 @@ def test_signals_are_all_listed_or_one_in_full() -> None:
     listed = command("signals", "-o", "json").json
     assert [row["name"] for row in listed] == [row.name for row in BUILT_IN]
     one = command("signals", BUILT_IN[0].name)
+    assert "\\n" not in one.out  # it has several lines
     assert BUILT_IN[0].about[:40] in one.out
 
 

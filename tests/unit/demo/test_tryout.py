@@ -27,7 +27,7 @@ class TwoNodes(Answers):
 def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")  # where kubectl is not built
     found = [shlex.split(line, comments=True) for line in tryout.advice(TwoNodes(tmp_path)) if line.startswith("  ")]
-    assert len(found) == 8
+    assert len(found) == 9
     return found
 
 

@@ -290,7 +290,9 @@ async def test_an_evacuated_step_is_committed_with_the_save_of_the_next_preempti
         await recorded(replica, SECOND, "Noticed")
         assert replica.named(FIRST)["status"]["phase"] == "Evacuated"
         pod = replica.core.cache.objects.pods["uid-pod-0-1"]
-        await replica.core.reports.take(pod, report(Phase.COMMITTED, preemption=SECOND))
+        saved = report(Phase.COMMITTED, preemption=SECOND)
+        saved = dataclasses.replace(saved, spent=Spent(now_s=9.0, joined_s=1.0, first_step=40))
+        await replica.core.reports.take(pod, saved)
         await recorded(replica, FIRST, "Committed")
 
 

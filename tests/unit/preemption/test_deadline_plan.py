@@ -134,15 +134,16 @@ def test_what_needs_exactly_the_time_left_fits(now: Situation, choice: Choice, w
 @pytest.mark.parametrize(
     ("now", "kept"),
     [
-        pytest.param(exactly(22, save_s=20, finish_s=6, send_s=6), 12, id="for the save under way, with the margin"),
-        pytest.param(exactly(21, save_s=20, finish_s=6, send_s=6), 0, id="nothing, as both do not fit"),
-        pytest.param(exactly(30, save_s=20, rewrite_s=10, send_s=6), 20, id="for a held snapshot"),
-        pytest.param(exactly(60, save_s=20, send_s=6), 40, id="for the current step"),
+        pytest.param(exactly(25, save_s=40, finish_s=10, send_s=6), 9, id="for the save under way, beside the sending"),
+        pytest.param(exactly(17, save_s=40, finish_s=6, send_s=6), 1, id="until that is committed"),
+        pytest.param(exactly(37, save_s=20, rewrite_s=10, send_s=6), 21, id="for a held snapshot, with the margin"),
+        pytest.param(exactly(36, save_s=20, rewrite_s=10, send_s=6), 0, id="nothing, as both do not fit"),
+        pytest.param(exactly(60, save_s=20, send_s=6), 41, id="for the current step"),
         pytest.param(exactly(60, save_s=20), 0, id="nothing, as nothing is sent"),
     ],
 )
 def test_evacuation_leaves_time_for_what_is_done_if_it_fails(now: Situation, kept: float) -> None:
-    assert kept_s(now) == kept
+    assert kept_s(now, begun_s=1.0) == kept
 
 
 @pytest.mark.parametrize(

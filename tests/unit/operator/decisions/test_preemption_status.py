@@ -467,23 +467,27 @@ def test_an_evacuated_step_is_committed_once_the_start_that_restored_it_has_save
 
 
 @pytest.mark.parametrize(
-    ("state", "step", "expected"),
+    ("state", "first_step", "step", "expected"),
     [
-        pytest.param({}, 70, True, id="a later step"),
-        pytest.param({}, 40, True, id="itself"),
-        pytest.param({}, 30, False, id="an earlier step"),
-        pytest.param({}, None, False, id="no step is said"),
-        pytest.param({"restoredStep": 30}, 70, False, id="it was not restored"),
-        pytest.param({"step": None, "restoredStep": None}, 70, False, id="which step is not known"),
-        pytest.param({"phase": "Expired"}, 70, False, id="not evacuated"),
+        pytest.param({}, 40, 70, True, id="a later step"),
+        pytest.param({}, 40, 40, True, id="itself"),
+        pytest.param({}, 40, 30, False, id="an earlier step"),
+        pytest.param({}, 40, None, False, id="no step is said"),
+        pytest.param({}, 20, 70, False, id="by a later start, from an older step"),
+        pytest.param({}, None, 70, False, id="where it began is not said"),
+        pytest.param({"restoredStep": 30}, 40, 70, False, id="it was not restored"),
+        pytest.param({"step": None, "restoredStep": None}, None, 70, False, id="which step is not known"),
+        pytest.param({"phase": "Expired"}, 40, 70, False, id="not evacuated"),
     ],
 )
 def test_an_evacuated_step_is_committed_once_the_next_preemption_has_saved(
-    state: dict[str, Any], step: int | None, expected: bool
+    state: dict[str, Any], first_step: int | None, step: int | None, expected: bool
 ) -> None:
     status = {"step": 40, "restoredStep": 40, **state}
     known = preemption(status, phase=status.pop("phase", "Evacuated"))
-    assert preemption_status.is_saved_by(known, dataclasses.replace(report(Phase.COMMITTED), step=step)) is expected
+    spent = None if first_step is None else Spent(now_s=9.0, joined_s=1.0, first_step=first_step)
+    said = dataclasses.replace(report(Phase.COMMITTED), step=step, spent=spent)
+    assert preemption_status.is_saved_by(known, said) is expected
 
 
 def test_an_evacuated_step_that_was_not_restored_is_said_to_be_lost() -> None:
