@@ -166,7 +166,7 @@ test-mounts: servers mount-tools ## ext4, XFS, Btrfs, power losses, mounted buck
 test-install: $(STAMP) ## Installs the built wheel into new environments and uses it: each extra brings its own and nothing else (needs an index).
 	$(PYTEST) -n 0 -v -m installs tests/unit/test_installed.py
 
-test-replay: parts ## Nine kinds of faults, one after another, on a JobSet and a Job (ten minutes; root, Go).
+test-replay: parts ## Nine kinds of faults, one after another, on a JobSet and a Job (10 to 14 minutes; root, Go).
 	$(PYTEST) -n 0 -v -s -m replay tests/replay
 
 replay: parts ## 300 faults of all kinds (hours; root, Go; REPLAY="--minutes 140" makes parts, the same command goes on).
@@ -216,7 +216,7 @@ test-newest: servers ## What only the newest Kubernetes has, on its API server, 
 test-matrix: system ## The core tests on other versions of Kubernetes and JobSet (builds them first: an hour; root; ROWS="oldest-api ...").
 	$(PY) -m tests.testcluster.matrix $(ROWS)
 
-restart-budget: parts ## Counts what uses up a job's restarts: 60 failures of the infrastructure, 20 errors of programs (minutes; needs Go).
+restart-budget: parts ## Counts what uses up a job's restarts: 76 failures of the infrastructure, 28 errors of programs (minutes; needs Go).
 	$(PY) -m tests.restart_budget $(FLAGS)
 
 ##@ What tests need

@@ -441,7 +441,7 @@ def starts_of_servers(cluster: Cluster) -> set[str]:
     ("end", "ended"),
     [
         pytest.param(update_servers, 2, id="update"),
-        # Of tests/multiprocess, too.
+        # Of tests/unit/snapshots without a gang, and of the replay.
         pytest.param(kill_a_server, 1, id="death", marks=pytest.mark.variant),
     ],
 )

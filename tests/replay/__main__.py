@@ -31,6 +31,7 @@ from tests.replay.kinds import KINDS
 from tests.replay.runner import SETTINGS, Replay
 from tests.replay.trace import Fault
 from tests.testcluster.api import Cluster, ClusterError
+from tests.testcluster.providers import CONTEXT_VARIABLE
 
 _KEPT = "TESTCLUSTER_ID"
 
@@ -110,7 +111,11 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--write-trace", type=Path, default=None, help="write the trace into this file, and end")
     parser.add_argument("--only", type=int, nargs="+", default=[], help="these faults of the trace alone, again")
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=None, help="a trace of these alone")
-    parser.add_argument("--context", default=None, help="a cluster of your kubeconfig, instead of one that is made")
+    parser.add_argument(
+        "--context",
+        default=os.environ.get(CONTEXT_VARIABLE),
+        help="a cluster of your kubeconfig, instead of one that is made",
+    )
     parser.add_argument("--nodes", nargs="+", default=(), help="of that cluster: the nodes that may be disturbed")
     parser.add_argument("--minutes", type=float, default=None, help="begin no fault after so many minutes")
     parser.add_argument("--folder", type=Path, default=results.FOLDER, help="where results go (%(default)s)")

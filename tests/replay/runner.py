@@ -15,6 +15,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import psutil
+import pytest
+
 from demo import install, records
 from demo.forms import JOB, JOBSET, Form
 from demo.install import Images
@@ -233,7 +236,7 @@ class Replay:
                 until_s = self._until_training(run, kind, scene, before)
             operator.ready(self._cluster)
             run.wait_for_pods()
-        except (ClusterError, AssertionError) as error:
+        except (ClusterError, AssertionError, psutil.Error, pytest.skip.Exception) as error:  # a process was not found
             recovered = self._trains_again(run)
             what = "not as expected, but it trains again" if recovered else "not recovered"
             return dataclasses.replace(missed, at=_stamp(began_s), recovered=recovered, broken=(f"{what}: {error}",))

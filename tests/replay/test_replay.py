@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tests import testcluster
 from tests.replay import report, results, trace
 from tests.replay.__main__ import run
 from tests.replay.kinds import KINDS
+from tests.testcluster.providers import CONTEXT_VARIABLE
 
 # Notices of a minute or more, so that a busy machine has time. Where the operator hears every end, its account is held
 # to a percent.
@@ -20,6 +22,8 @@ ON_JOB = ("operator-killed-before-notice", "process-1-killed")
 @pytest.mark.replay
 @pytest.mark.timeout(3600)
 def test_jobs_go_on_after_nine_kinds_of_faults(tmp_path: Path) -> None:
+    if os.environ.get(CONTEXT_VARIABLE):
+        pytest.skip(f"it disturbs all nodes of a cluster of its own, and not of {CONTEXT_VARIABLE}")
     if reason := testcluster.why_not():
         pytest.skip(f"no cluster on this machine: {reason}")
     faults = [

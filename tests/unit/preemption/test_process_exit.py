@@ -172,8 +172,10 @@ def test_a_bound_that_went_away_ends_nobody_and_is_no_watch() -> None:
     member = leaving(InMemoryStore(), 1, 2, end)
     member.bound(lambda: math.inf, 78, on_overdue=lambda: None)
     assert not member.watches
-    member.bound(lambda: 0.2, 78, on_overdue=lambda: None)
+    over = threading.Event()
+    member.bound(lambda: 0.0 if over.is_set() else 60.0, 78, on_overdue=lambda: None)
     member.cancel()
+    over.set()
     assert not end.ended.wait(1.0)
 
 
