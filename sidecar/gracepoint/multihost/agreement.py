@@ -242,27 +242,34 @@ class Agreement:
             StoreUnavailable: The store could not be reached, in several attempts.
         """
         # If the freeze begins at once, one entry says both: each entry takes a request of every process.
-        starts_at = self.seat.ordinal if self._observer.start_in_s(remaining_s) <= 0 else None
-        step, _ = self._observer.position()
-        notice = NoticeEntry(self._me, origin, remaining_s, text, drill, once, revision, starts_at, step)
+        came_s, passed_s = time.monotonic(), 0.0
 
-        def said(there: Entry) -> bool:
-            if not isinstance(there, NoticeEntry):
-                return False
-            repeats = notice.repeats(there)
-            return abs(there.remaining_s - remaining_s) <= _SAME_S if repeats is None else repeats
+        def ring() -> None:
+            left_s = remaining_s - passed_s  # the store may have been away for long
+            starts_at = self.seat.ordinal if self._observer.start_in_s(left_s) <= 0 else None
+            step, _ = self._observer.position()
+            notice = NoticeEntry(self._me, origin, left_s, text, drill, once, revision, starts_at, step)
+
+            def said(there: Entry) -> bool:
+                if not isinstance(there, NoticeEntry):
+                    return False
+                repeats = notice.repeats(there)
+                return abs(there.remaining_s - left_s) <= _SAME_S if repeats is None else repeats
+
+            self._bell.ring(notice, unless=said)
 
         backoff, (least_s, most_s) = Backoff(*_RING_PAUSES_S, jitter=0.4), _RING_FOR_S
-        left_s = least_s if once else min(max(remaining_s, least_s), most_s)
-        while left_s > 0 and not self._leaving:
+        for_s = least_s if once else min(max(remaining_s, least_s), most_s)
+        level = logging.WARNING
+        while passed_s < for_s and not self._leaving:
             try:
-                return self._bell.ring(notice, unless=said)
+                return ring()
             except StoreUnavailable as error:
-                logger.warning("could not notify the other processes of a notice, trying again error=%s", error)
-            pause_s = backoff.next_s()
-            left_s -= pause_s
-            time.sleep(pause_s)
-        return self._bell.ring(notice, unless=said)
+                logger.log(level, "could not notify the other processes of a notice, trying again error=%s", error)
+                level = logging.DEBUG
+            time.sleep(backoff.next_s())
+            passed_s = time.monotonic() - came_s
+        return ring()
 
     def take_back(self, origin: str, reason: str) -> None:
         """Tells every process that the signal of a notice went away. Has no effect once the freeze has begun.

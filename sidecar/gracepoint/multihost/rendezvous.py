@@ -91,6 +91,8 @@ _JOIN_S = 1.0
 STANDS_S = 10.0
 #: Seconds after a loss that was noticed early, until training need not have stalled: by then JAX would end them soon.
 EARLY_S = 55.0
+#: The same, stalled or not, if nobody says any more that a machine is lost: as long as if nobody had said so.
+EARLY_FOR_NOTHING_S = 90.0
 #: Seconds after the loss of a connection in which training has gone on, so that the process at its end must live.
 GOES_ON_S = 30.0
 #: Seconds after which a quiet connection carries a message: proxies of a service mesh close those that carry none.
@@ -436,8 +438,14 @@ class Gathering:
                 self._has_lost.clear()
                 return False
         now_s = time.monotonic()
-        may_go_on = self._is_early and not self._has_stalled() and now_s - self._lost_at_s < EARLY_S
-        return now_s - self._stands_since_s >= STANDS_S and not may_go_on
+        return now_s - self._stands_since_s >= STANDS_S and not (self._is_early and self._may_go_on(now_s))
+
+    def _may_go_on(self, now_s: float) -> bool:
+        """Whether training may go on after a loss that was noticed early, which may be an outage of the network."""
+        silent_s = now_s - self._lost_at_s
+        if not self._suspects:
+            return silent_s < EARLY_FOR_NOTHING_S
+        return silent_s < EARLY_S and not self._has_stalled()
 
     def _note(self, reason: str, *, is_early: bool = False) -> None:
         """Notes who died, and in process 0 tells the others."""

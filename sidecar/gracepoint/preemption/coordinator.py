@@ -23,9 +23,9 @@ from gracepoint.multihost.distributed import lost_process, need_nobody, suspect_
 from gracepoint.multihost.membership import PodNames
 from gracepoint.multihost.stalls import StallBoard
 from gracepoint.preemption.emergency_save import EmergencySave
-from gracepoint.preemption.exit import ProcessExit
+from gracepoint.preemption.exit import ENDS_WITHIN_S, ProcessExit
 from gracepoint.preemption.forecast import Figures, Forecaster, TimeBudget
-from gracepoint.preemption.observer import NoticePublisher, PreemptionObserver
+from gracepoint.preemption.observer import LifeBound, NoticePublisher, PreemptionObserver
 from gracepoint.preemption.outcome import Outcome, Shared
 from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.stall_detector import Activities
@@ -145,7 +145,8 @@ class Coordinator:
         # Without this library a SIGTERM raises JAX's own notice at once, so it does that here, too. All other notices
         # raise it when the freeze begins.
         notify_jax = functools.partial(raise_jax_notice, meeting.client)
-        observer = PreemptionObserver(shared, self._outcome, notify_jax, self._position)
+        life = LifeBound(mailbox, clock, self._budget.reserve_s + ENDS_WITHIN_S, self._bound_life, suspect_loss)
+        observer = PreemptionObserver(shared, self._outcome, notify_jax, self._position, life)
         self._agreement = Agreement(store, gang, observer, pods, handed)
         self.arrive = self._agreement.arrive
         self._emergency_save = EmergencySave(shared, checkpointer, self._outcome, self._agreement, self.forecaster)
@@ -165,9 +166,7 @@ class Coordinator:
         self._stall_watch = reports.watch(executor, me, self.activities, clock)
 
         # Last, what this process itself is notified of: all that it may set off is there.
-        publisher = NoticePublisher(
-            mailbox, self._agreement, me, clock, settings.node_name, self._bound_life, suspect_loss
-        )
+        publisher = NoticePublisher(mailbox, self._agreement, me, clock, settings.node_name, life)
         mailbox.listen(publisher.posted, publisher.retracted)
         memory = checkpointer.memory
         place = None if memory is None else memory.servers.take

@@ -50,6 +50,8 @@ _LOOK_EVERY_S = 0.5
 _JOIN_S = 1.0
 #: How long the watchdog waits for its log lines and reports before it ends the process.
 _LAST_WORDS_S = 1.0
+#: How long the process may still live after the time that ``watch`` or ``bound`` is given.
+ENDS_WITHIN_S = _SETTLE_S + _LAST_WORDS_S
 
 
 @dataclasses.dataclass(frozen=True)

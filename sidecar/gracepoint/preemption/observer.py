@@ -7,7 +7,8 @@ processes. A notice without a name (SIGTERM, the cloud's metadata) is about one 
 process index in front, so that one pod's SIGTERM does not replace another's.
 
 Process 0 has the bell. If it has died without a word, a publisher waits for it, perhaps for ever, and no epoch opens.
-So before a publisher writes, it sets a bound to the life of this process, and passes on that a node is said to be lost.
+So before a publisher writes, it sets a bound to the life of this process, and passes on that a node is said to be lost
+(``LifeBound``). The reader does so for what another process wrote first: process 0 may die between that and the epoch.
 
 ``PreemptionObserver`` runs in the agreement's two background threads. The reading thread calls ``heard``: it starts the
 watchdog and reports Frozen, Agreed and Retracted. The timing thread asks when the freeze must begin (``start_in_s``),
@@ -21,6 +22,7 @@ import dataclasses
 import json
 import logging
 import math
+import threading
 from collections.abc import Callable
 
 from gracepoint.errors import GracepointError
@@ -39,13 +41,87 @@ from gracepoint.multihost.ledger import (
 )
 from gracepoint.preemption.outcome import FINISHED, Outcome, Shared
 from gracepoint.preemption.reporter import Progress
-from gracepoint.receivers.mailbox import NODE_LOST, Disruption, Mailbox
+from gracepoint.receivers.mailbox import NODE_LOST, SAME_DEADLINE_S, Disruption, Mailbox
 from gracepoint.wire.messages import Phase
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that a process has after a notice in any case: its deadline may be over, and process 0 slow.
+#: Seconds that process 0 has to answer after a notice, if the process is to end before the deadline.
+ENOUGH_S = 10.0
+#: Seconds that a process has after a notice with less time than that: its deadline may be over, and process 0 slow.
 LEAST_LIFE_S = 30.0
+
+
+class LifeBound:
+    """How long this process may live without an epoch, and whether a node is said to be lost. Thread-safe.
+
+    Args:
+        mailbox: This process's mailbox.
+        clock: Returns monotonic seconds; the mailbox's clock.
+        reserve_s: Seconds before the deadline of a notice that the end of the process takes.
+        bound: Called with a function when there is a notice that is no drill. Has the process end when the function
+            returns 0 or less and there is no epoch.
+        suspect: Called with whether a node is said to be lost, when that changes.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        clock: Callable[[], float],
+        reserve_s: float = 0.0,
+        bound: Callable[[Callable[[], float]], None] = lambda left_s: None,
+        suspect: Callable[[bool], None] = lambda suspects: None,
+    ) -> None:
+        self._mailbox = mailbox
+        self._clock = clock
+        self._reserve_s = reserve_s
+        self._bound, self._suspect = bound, suspect
+        self._lock = threading.Lock()  # of what follows; the watchdog takes it while it holds its own
+        self._suspects = False
+        self._ends_s: dict[str, tuple[float, float]] = {}  # by origin: a deadline, and what follows from it, by clock
+        self._retracted: set[str] = set()  # origins; the others may not know it yet, but here they count no more
+
+    def posted(self, origin: str) -> None:
+        """To be called when a receiver of this process has posted a notice."""
+        with self._lock:
+            self._retracted.discard(origin)
+        self.changed()
+
+    def retracted(self, origin: str) -> None:
+        """To be called when a receiver of this process has retracted a notice, which may still be in the mailbox."""
+        with self._lock:
+            self._retracted.add(origin)
+        self.changed()
+
+    def changed(self) -> None:
+        """To be called when the mailbox has changed. Safe to repeat."""
+        with self._lock:
+            standing = self._judged()
+            suspects = any(disruption.cause == NODE_LOST for disruption, _ in standing.values())
+            if suspects is not self._suspects:
+                self._suspects = suspects
+                self._suspect(suspects)
+        if standing:
+            self._bound(self._left_s)
+
+    def _left_s(self) -> float:
+        with self._lock:
+            self._judged()
+            return min((end_s for _, end_s in self._ends_s.values()), default=math.inf) - self._clock()
+
+    def _judged(self) -> dict[str, tuple[Disruption, float]]:
+        """Returns the notices that count, after it is known when the process must end for each of them."""
+        standing = self._mailbox.standing(self._retracted)
+        self._ends_s = {
+            origin: self._judge(deadline_s, self._ends_s.get(origin)) for origin, (_, deadline_s) in standing.items()
+        }
+        return standing
+
+    def _judge(self, deadline_s: float, known: tuple[float, float] | None) -> tuple[float, float]:
+        if known is not None and abs(known[0] - deadline_s) <= SAME_DEADLINE_S:
+            return known
+        now_s, end_s = self._clock(), deadline_s - self._reserve_s
+        return deadline_s, end_s if end_s - now_s >= ENOUGH_S else now_s + LEAST_LIFE_S
 
 
 class NoticePublisher:
@@ -57,9 +133,7 @@ class NoticePublisher:
         process_index: This process.
         clock: Returns monotonic seconds; the mailbox's clock.
         node: The node of this process. None: it is not known.
-        bound: Called with a function before a notice that is no drill is written. Has the process end when the function
-            returns 0 or less and there is no epoch.
-        suspect: Called with whether a node is said to be lost, before such a notice is written or retracted.
+        life: Learns of a notice or a retraction before it is written. None: that is not needed.
     """
 
     def __init__(
@@ -69,28 +143,18 @@ class NoticePublisher:
         process_index: int,
         clock: Callable[[], float],
         node: str | None = None,
-        bound: Callable[[Callable[[], float]], None] = lambda left_s: None,
-        suspect: Callable[[bool], None] = lambda suspects: None,
+        life: LifeBound | None = None,
     ) -> None:
         self._mailbox = mailbox
         self._agreement = agreement
         self._nodes = () if node is None else (node,)
         self._own = f"{process_index}/"
         self._clock = clock
-        self._bound_life, self._suspect = bound, suspect
-        # Origins of notices; each is replaced as a whole, as several receivers call.
-        self._of_lost_nodes: frozenset[str] = frozenset()
-        self._retracted: frozenset[str] = frozenset()  # the others may not know it yet, but here they count no more
+        self._life = life or LifeBound(mailbox, clock)
 
     def posted(self, disruption: Disruption) -> None:
         """Called when a notice has come, or its deadline has moved."""
-        self._retracted -= {disruption.origin}
-        if not disruption.drill:
-            least_s = self._clock() + LEAST_LIFE_S
-            self._bound_life(lambda: max(self._mailbox.lives_s(self._retracted), least_s - self._clock()))
-            if disruption.cause == NODE_LOST:
-                self._of_lost_nodes |= {disruption.origin}
-                self._suspect(True)
+        self._life.posted(disruption.origin)
         if not (disruption.preemption or disruption.nodes):  # the others would take it for one about their own nodes
             disruption = dataclasses.replace(disruption, nodes=self._nodes)
         try:
@@ -107,10 +171,7 @@ class NoticePublisher:
 
     def retracted(self, origin: str, reason: str) -> None:
         """Called when the signal of a notice went away."""
-        self._retracted |= {origin}
-        if origin in self._of_lost_nodes:
-            self._of_lost_nodes -= {origin}
-            self._suspect(bool(self._of_lost_nodes))
+        self._life.retracted(origin)
         disruption = self._mailbox.find(origin)
         unnamed = disruption is not None and not disruption.preemption
         try:
@@ -126,27 +187,36 @@ class NoticeReader:
         mailbox: This process's mailbox.
         process_index: This process.
         clock: Returns monotonic seconds; the mailbox's clock.
+        life: Learns what has changed in the mailbox. None: that is not needed.
     """
 
-    def __init__(self, mailbox: Mailbox, process_index: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, mailbox: Mailbox, process_index: int, clock: Callable[[], float], life: LifeBound | None = None
+    ) -> None:
         self._mailbox = mailbox
         self._process_index = process_index
         self._own = f"{process_index}/"
         self._clock = clock
+        self._life = life or LifeBound(mailbox, clock)
 
     def received(self, notice: NoticeEntry) -> Disruption:
         """Puts a notice of the bell into the mailbox: it replaces an earlier one of the same origin."""
         text = json.loads(notice.text)
         disruption = Disruption.from_json(text["disruption"])
         if notice.by == self._process_index:  # written here, so it is known how long ago that was
-            passed_s = self._clock() - text["at_s"]
-            disruption = dataclasses.replace(disruption, remaining_s=disruption.remaining_s - passed_s)
+            remaining_s = disruption.remaining_s - (self._clock() - text["at_s"])
+        else:  # it may have been written long after it came, as process 0 did not answer
+            remaining_s = notice.remaining_s
+        disruption = dataclasses.replace(disruption, remaining_s=remaining_s)
         self._mailbox.take(self._here(notice.origin), disruption)
+        self._life.changed()
         return disruption
 
     def removed(self, origin: str) -> Disruption | None:
         """Removes a notice that is dealt with or was retracted, and returns it. None if it was not in the mailbox."""
-        return self._mailbox.drop(self._here(origin))
+        disruption = self._mailbox.drop(self._here(origin))
+        self._life.changed()
+        return disruption
 
     def _here(self, origin: str) -> str:
         return origin.removeprefix(self._own)
@@ -160,6 +230,7 @@ class PreemptionObserver:
         outcome: Holds the open epoch and reports how it ends.
         on_freeze: Called in process 0 when a freeze begins that is no drill.
         position: As ``multihost.Observer.position``.
+        life: As ``NoticeReader``.
     """
 
     def __init__(
@@ -168,13 +239,14 @@ class PreemptionObserver:
         outcome: Outcome,
         on_freeze: Callable[[], None],
         position: Callable[[], tuple[int, bool]],
+        life: LifeBound | None = None,
     ) -> None:
         self._gang = shared.gang
         self._settings = shared.settings
         self._budget = shared.budget
         self._reporter = shared.reporter
         self._exit = shared.process_exit
-        self._notices = NoticeReader(shared.mailbox, shared.gang.process_index, shared.clock)
+        self._notices = NoticeReader(shared.mailbox, shared.gang.process_index, shared.clock, life)
         self._outcome = outcome
         self._on_freeze = on_freeze
         self._position = position

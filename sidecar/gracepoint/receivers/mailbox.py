@@ -216,12 +216,14 @@ class Mailbox:
             earliest_s = min((post.deadline_s for post in self._posts.values()), default=math.inf)
         return earliest_s - self._clock()
 
-    def lives_s(self, retracted: Collection[str]) -> float:
-        """The same of notices that are no drills and, by their origins, not retracted."""
+    def standing(self, retracted: Collection[str]) -> dict[str, tuple[Disruption, float]]:
+        """Returns, by origin, the notices that are no drills and not retracted, with their deadlines on the clock."""
         with self._lock:
-            posts = [post for origin, post in self._posts.items() if origin not in retracted]
-        earliest_s = min((post.deadline_s for post in posts if not post.disruption.drill), default=math.inf)
-        return earliest_s - self._clock()
+            return {
+                origin: (post.disruption, post.deadline_s)
+                for origin, post in self._posts.items()
+                if origin not in retracted and not post.disruption.drill
+            }
 
     def _foremost(self, *, drill: bool) -> Disruption | None:
         with self._lock:

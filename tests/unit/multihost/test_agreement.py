@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import logging
 import math
 import threading
 import time
@@ -657,21 +658,25 @@ class _Unreachable(InMemoryStore):
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long the agreement has slept, without doing so."""
     made: list[float] = []
-    monkeypatch.setattr(agreement_module, "time", types.SimpleNamespace(sleep=made.append))
+    clock = types.SimpleNamespace(sleep=made.append, monotonic=lambda: math.fsum(made))
+    monkeypatch.setattr(agreement_module, "time", clock)
     return made
 
 
 def test_a_notice_that_no_other_process_has_is_passed_on_until_a_store_that_was_away_takes_it(
-    slept: list[float],
+    slept: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     store, watcher = _Unreachable(), Watcher()
     agreement = Agreement(store, gangs(1, store)[0], watcher)
     try:
         store.failures = 20
         agreement.tell("SIGTERM", "", remaining_s=30)
-        watcher.wait_for(Noticed)
+        noticed = watcher.wait_for(Noticed)
         assert len(slept) == 20
         assert all(0 < pause_s <= 0.7 for pause_s in slept)
+        assert isinstance(noticed, Noticed)
+        assert noticed.notice.remaining_s == pytest.approx(30 - sum(slept)), "the others learn what is left by then"
+        assert len([r for r in caplog.records if r.levelno >= logging.WARNING and "trying again" in r.message]) == 1
     finally:
         agreement.close()
 
@@ -695,6 +700,24 @@ def test_a_notice_that_cannot_be_passed_on_in_time_is_an_error(
         with pytest.raises(StoreUnavailable):
             agreement.tell("notice", "", remaining_s=remaining_s, once=once)
         assert tried_s <= sum(slept) <= tried_s + 0.7
+    finally:
+        store.failures = 0
+        agreement.close()
+
+
+def test_a_store_that_hangs_at_each_attempt_is_told_no_longer_than_until_the_deadline(slept: list[float]) -> None:
+    class Hanging(_Unreachable):
+        def set(self, key: str, value: str) -> None:
+            slept.append(10.0)
+            super().set(key, value)
+
+    store = Hanging()
+    agreement = Agreement(store, gangs(1, store)[0], Watcher())
+    try:
+        store.failures = 1_000_000
+        with pytest.raises(StoreUnavailable):
+            agreement.tell("SIGTERM", "", remaining_s=30.0)
+        assert sum(slept) < 30.0 + 2 * 10.7
     finally:
         store.failures = 0
         agreement.close()

@@ -568,6 +568,30 @@ def test_training_that_goes_on_beside_an_outage_ends_nobody(come: Come, monkeypa
 
 
 @pytest.mark.usefixtures("quick")
+def test_after_an_outage_that_was_taken_for_a_lost_machine_training_has_as_long_as_ever_to_go_on(
+    come: Come, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "EARLY_S", 0.0)
+    asked = threading.Semaphore(0)
+
+    def goes_on() -> bool:
+        asked.release()
+        return False
+
+    with attached(come, 2) as processes:
+        (_, _, lines), (guest, end, _) = processes
+        fall_silent(lines, [guest])
+        assert guest.lost(WITHIN_S)
+        guest.suspect(False)  # the node is back
+        guest.watch(goes_on, lambda: True)
+        for _ in range(4):  # one look a second, so that ``STANDS_S`` is over
+            assert asked.acquire(timeout=WITHIN_S)
+        assert end.codes == []
+        monkeypatch.setattr(rendezvous, "EARLY_FOR_NOTHING_S", 0.0)
+        assert end.ended.wait(WITHIN_S), "else JAX would end it"
+
+
+@pytest.mark.usefixtures("quick")
 def test_whoever_lives_is_not_lost_though_a_machine_is_said_to_be(come: Come) -> None:
     with attached(come, 3) as processes:
         for gathering, _, _ in processes:

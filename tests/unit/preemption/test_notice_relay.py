@@ -12,9 +12,12 @@ import pytest
 
 from gracepoint.multihost import Agreement, StoreUnavailable
 from gracepoint.multihost.ledger import Ledger, Noticed, NoticeEntry, Retract, Retracted
-from gracepoint.preemption.observer import LEAST_LIFE_S, NoticePublisher, NoticeReader
+from gracepoint.preemption.observer import ENOUGH_S, LEAST_LIFE_S, LifeBound, NoticePublisher, NoticeReader
 from gracepoint.receivers import Disruption, Mailbox
 from gracepoint.receivers.mailbox import NODE_LOST, SIGTERM
+
+#: What the end of a process takes.
+RESERVE_S = 2.0
 
 
 class Clock:
@@ -31,21 +34,23 @@ class Gang:
     def __init__(self, count: int) -> None:
         self.clock = Clock()
         self.mailboxes = [Mailbox(self.clock) for _ in range(count)]
-        self.readers = [NoticeReader(mailbox, i, self.clock) for i, mailbox in enumerate(self.mailboxes)]
+        self.readers: list[NoticeReader] = []
         self.entries: list[NoticeEntry | Retract] = []
         self.ledger = Ledger()
         self.reachable = True
         self.lives_s: list[Callable[[], float]] = [lambda: math.inf] * count  # how long each may live at most
         self.suspects = [False] * count  # whether each is told that a node is lost
         for index, mailbox in enumerate(self.mailboxes):
-            publisher = NoticePublisher(
+            life = LifeBound(
                 mailbox,
-                cast(Agreement, _End(self, index)),
-                index,
                 self.clock,
-                f"node-{index}",
+                RESERVE_S,
                 functools.partial(self.lives_s.__setitem__, index),
                 functools.partial(self.suspects.__setitem__, index),
+            )
+            self.readers.append(NoticeReader(mailbox, index, self.clock, life))
+            publisher = NoticePublisher(
+                mailbox, cast(Agreement, _End(self, index)), index, self.clock, f"node-{index}", life
             )
             mailbox.listen(publisher.posted, publisher.retracted)
 
@@ -259,13 +264,60 @@ def test_a_notice_bounds_the_life_of_the_process_even_before_the_bell_has_taken_
     gang = Gang(2)
     gang.reachable = False
     gang.mailboxes[1].post(notice(remaining_s=100))
-    assert gang.left_s() == [math.inf, 100]
+    assert gang.left_s() == [math.inf, 100 - RESERVE_S]
     gang.mailboxes[1].post(notice(remaining_s=60))  # it moves
     gang.clock.now_s += 50
-    assert gang.left_s() == [math.inf, 10]
+    assert gang.left_s() == [math.inf, 10 - RESERVE_S]
 
 
-@pytest.mark.parametrize("remaining_s", [-10.0, 0.0, 5.0])
+@pytest.mark.parametrize("own_s", [0.0, 5.0], ids=["with it", "later"])
+def test_a_notice_of_another_process_bounds_the_life_of_each_that_hears_it_once(own_s: float) -> None:
+    gang = Gang(2)
+    gang.mailboxes[1].post(lost_node("gpt-1", remaining_s=100.0))
+    gang.read()
+    assert gang.left_s() == [100 - RESERVE_S] * 2
+    assert gang.suspects == [True] * 2
+    gang.clock.now_s += own_s
+    gang.mailboxes[0].post(lost_node("gpt-1", remaining_s=100.0 - own_s))  # no news any more
+    gang.clock.now_s += 94 - own_s
+    gang.mailboxes[0].post(lost_node("gpt-1", remaining_s=6.0))
+    assert gang.left_s() == [6 - RESERVE_S] * 2
+
+
+def test_a_retraction_by_another_process_takes_back_the_bound_and_the_suspicion() -> None:
+    gang = Gang(2)
+    gang.mailboxes[1].post(lost_node("gpt-1"))
+    gang.read()
+    gang.mailboxes[1].retract("gpt-1")
+    gang.read()
+    assert gang.left_s() == [math.inf] * 2
+    assert gang.suspects == [False] * 2
+
+
+def test_the_others_learn_what_is_left_when_the_bell_has_taken_a_notice() -> None:
+    gang = Gang(2)
+    gang.mailboxes[0].post(notice(remaining_s=100))
+    gang.clock.now_s += 40  # in which process 0 did not answer
+    gang.entries = [dataclasses.replace(e, remaining_s=60) for e in gang.entries if isinstance(e, NoticeEntry)]
+    gang.read()
+    assert gang.remaining_s() == [60, 60]
+
+
+def test_a_near_deadline_that_leaves_time_to_answer_ends_the_process_before_it() -> None:
+    gang = Gang(1)
+    gang.mailboxes[0].post(notice(remaining_s=ENOUGH_S + RESERVE_S))
+    assert gang.left_s() == [ENOUGH_S]
+
+
+def test_a_later_notice_does_not_postpone_the_end_for_an_earlier_one() -> None:
+    gang = Gang(1)
+    gang.mailboxes[0].post(notice("gpt-1", 100))
+    gang.clock.now_s += 95
+    gang.mailboxes[0].post(notice("gpt-2", 0))
+    assert gang.left_s() == [5 - RESERVE_S]
+
+
+@pytest.mark.parametrize("remaining_s", [-10.0, 0.0, 5.0, ENOUGH_S])
 def test_a_notice_that_comes_late_leaves_time_for_the_others_to_answer(remaining_s: float) -> None:
     gang = Gang(1)
     gang.mailboxes[0].post(notice("gpt-1", 600))
@@ -298,11 +350,11 @@ def test_a_notice_that_is_taken_back_bounds_no_life_though_the_bell_may_be_away(
     gang.clock.now_s += 1e6
     assert gang.left_s() == [math.inf]
     gang.mailboxes[0].post(notice("gpt-2", 40))
-    assert gang.left_s() == [40]
+    assert gang.left_s() == [40 - RESERVE_S]
 
 
-def lost_node(preemption: str, *, drill: bool = False) -> Disruption:
-    return dataclasses.replace(notice(preemption, 300.0), cause=NODE_LOST, drill=drill)
+def lost_node(preemption: str, remaining_s: float = 300.0, *, drill: bool = False) -> Disruption:
+    return dataclasses.replace(notice(preemption, remaining_s), cause=NODE_LOST, drill=drill)
 
 
 def test_a_lost_node_is_suspected_until_all_who_say_so_take_it_back() -> None:
