@@ -212,8 +212,7 @@ class Coordinator:
     def _unheard(self) -> None:
         """In the watchdog's thread: the deadline of a notice is over, and no epoch was opened for it."""
         logger.error("the deadline of a notice is over, and process 0, through which all agree, does not answer")
-        self._outcome.begin(-1, drill=False)
-        self._outcome.overdue()
+        self._outcome.unheard()
 
     def _position(self) -> tuple[int, bool]:
         checkpointer = self._checkpointer

@@ -182,6 +182,12 @@ class Outcome:
             self.fail(self.epoch.with_doubt(reason), step=step)
         self._flush(most_s)
 
+    def unheard(self) -> None:
+        """The same if no epoch was opened, as process 0, through which all agree and which reports, does not answer."""
+        self.begin(-1, drill=False)
+        self.epoch.alone = self._substitute is not None and self._substitute.asks
+        self.overdue()
+
     def _flush(self, timeout_s: float) -> None:
         until_s = time.monotonic() + timeout_s
         if self._substitute is not None:

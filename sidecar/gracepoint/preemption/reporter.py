@@ -483,6 +483,7 @@ class EpochProgress:
         doubt: Why the save will probably not be done in time. Empty if nothing says so.
         waits_at: Key of the barrier at which training waits for the other processes. None while it does not wait.
         plan: What all processes chose to do at the agreed sync point. None before they have chosen.
+        alone: Whether this process reports though it is not process 0, which is known not to answer.
     """
 
     def __init__(
@@ -500,6 +501,7 @@ class EpochProgress:
         self.doubt = ""
         self.waits_at: str | None = None
         self.plan: Plan | None = None
+        self.alone = False
         self.progress = Progress()
         self._mailbox = mailbox
         self._reporter = reporter
@@ -523,7 +525,7 @@ class EpochProgress:
             self.progress = reached = dataclasses.replace(self.progress, **fields)
             self._phase = phase
             self._account(phase)
-            self._reporter.report(phase, reached, about)
+            self._reporter.report(phase, reached, about, alone=self.alone)
 
         def report_alone(reason: str) -> None:
             message = dataclasses.replace(reached, message=f"{reached.message}; {reason}")

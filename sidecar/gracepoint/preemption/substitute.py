@@ -72,6 +72,7 @@ class Substitute:
 
     Attributes:
         is_primary: True in process 0.
+        asks: True in the processes that report in place of process 0 if it does not answer.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Substitute:
         self._most_s = most_s
         self._late_s = late_s
         self.is_primary = process_index == 0
-        self._asks = process_index in range(1, process_count, max(1, -(-(process_count - 1) // _MOST_ASK)))
+        self.asks = process_index in range(1, process_count, max(1, -(-(process_count - 1) // _MOST_ASK)))
         self._store = store
         self._me = process_index
         self._pods = pods
@@ -163,7 +164,7 @@ class Substitute:
 
     def ask(self, epoch: int) -> None:
         """Begins to ask process 0 whether it runs, without a wait. Does nothing if it was asked in this epoch."""
-        if self._asks and epoch >= 0:
+        if self.asks and epoch >= 0:
             self._asked(epoch)
 
     def reason(self, epoch: int) -> str:
@@ -174,7 +175,7 @@ class Substitute:
         Args:
             epoch: The epoch's number. -1 if the processes could not agree: then process 0 alone reports.
         """
-        if not self._asks or epoch < 0:
+        if not self.asks or epoch < 0:
             return ""
         question = self._asked(epoch)
         if question.answered.wait(max(0.0, question.until_s - time.monotonic())):
@@ -243,7 +244,7 @@ class Substitute:
                 logger.warning("this process reports the end of the preemption reason=%s", reason)
                 send(reason)
 
-        if (self.is_primary or self._asks) and epoch >= 0:
+        if (self.is_primary or self.asks) and epoch >= 0:
             with contextlib.suppress(RuntimeError):  # too late in the interpreter's life for a thread
                 thread = threading.Thread(target=report, name="gracepoint-substitute", daemon=True)
                 thread.start()

@@ -9,6 +9,9 @@ from typing import cast
 import pytest
 
 from gracepoint.multihost import InMemoryStore
+from gracepoint.preemption.exit import ProcessExit
+from gracepoint.preemption.forecast import TimeBudget
+from gracepoint.preemption.outcome import Outcome, Shared
 from gracepoint.preemption.reporter import EpochProgress, Reporter, Stages, summary
 from gracepoint.preemption.substitute import Substitute
 from gracepoint.preemption.time_spent import TimeSpent
@@ -87,6 +90,33 @@ def test_process_0_has_reported_an_end_before_its_session_ended(
     other.report(5, told.append)
     other.wait(60)
     assert told == []
+
+
+@pytest.mark.parametrize(
+    ("index", "count", "reports"),
+    [(0, 100, True), (1, 100, True), (2, 100, False), (5, 100, True)],
+    ids=["process 0, if it lives", "the first other", "one of many more", "one of a few more"],
+)
+def test_a_preemption_of_which_process_0_does_not_hear_is_reported_by_a_few_others(
+    index: int, count: int, reports: bool
+) -> None:
+    store, sent, clock = InMemoryStore(), Sent(), time.monotonic
+    group, settings, mailbox = gangs(count, store)[index], Settings(), Mailbox(clock)
+    mailbox.post(Disruption(preemption="gpt-1", cause="Spot", signal="taint", remaining_s=0.0))
+    reporter = Reporter(cast(Sender, sent), settings, "session", group, mailbox, TimeSpent(clock))
+    budget = TimeBudget(mailbox, settings, lambda: None, clock)
+    process_exit = ProcessExit(store, index, count, clock=clock)
+    substitute = Substitute(store, index, count, (), budget)
+    outcome = Outcome(
+        Shared(group, settings, clock, mailbox, budget, reporter, process_exit),
+        committed_step=lambda: 7,
+        current_step=lambda: 10,
+        substitute=substitute,
+    )
+    outcome.unheard()
+    told = [(report.preemption, report.phase) for report in sent.messages]
+    assert told == ([("gpt-1", Phase.FAILED)] if reports else [])
+    substitute.close()
 
 
 def without_operator_at(number: int, substitute: Substitute) -> EpochProgress:
