@@ -145,6 +145,6 @@ def test_eviction_waits_for_the_save_up_to_the_bound(installed: Cluster, gang: s
 
 
 def test_an_eviction_continues_while_no_operator_runs(installed: Cluster, gang: str) -> None:
+    name = running(installed, gang)[0]["metadata"]["name"]  # without the operator, no pod of a gang is made
     with stopped(installed):
-        name = running(installed, gang)[0]["metadata"]["name"]
         assert evict(installed, name) == ""
