@@ -13,6 +13,8 @@ from tests.testcluster.shell import wait_until
 
 DEPLOYMENT = "deployment/gracepoint"
 _SELECTOR = "app.kubernetes.io/name=gracepoint"
+#: Of a pod that a kubelet has ended, the object may stay for long after its replica.
+_RUNS = "--field-selector=status.phase=Running"
 
 
 @contextlib.contextmanager
@@ -21,7 +23,7 @@ def stopped(cluster: Cluster) -> Iterator[None]:
     _scale(cluster, 0)
     try:
         cluster.kubectl(
-            *("wait", "pod", f"--selector={_SELECTOR}", f"--namespace={OPERATOR_NAMESPACE}"),
+            *("wait", "pod", f"--selector={_SELECTOR}", _RUNS, f"--namespace={OPERATOR_NAMESPACE}"),
             *("--for=delete", "--timeout=60s"),
             timeout_s=70,
         )
@@ -103,7 +105,7 @@ def wait_for_count(cluster: Cluster, what: str, shown: Callable[[dict[str, float
 def counted(cluster: Cluster) -> dict[str, float]:
     """The metrics of all replicas, summed, by name with labels. They may be some seconds old."""
     pods = cluster.kubectl(
-        "get", "pod", f"--selector={_SELECTOR}", f"--namespace={OPERATOR_NAMESPACE}", "--output=json"
+        "get", "pod", f"--selector={_SELECTOR}", _RUNS, f"--namespace={OPERATOR_NAMESPACE}", "--output=json"
     )
     counts: dict[str, float] = {}
     for pod in json.loads(pods.stdout)["items"]:
