@@ -54,6 +54,8 @@ _BLOCK_BYTES = 256 * 1024
 _TIMEOUT_S = 300.0
 #: Processor time, in times of what plain TLS needs for as many bytes: with a checksum; with a copy and two checksums.
 _CPU_COPYING, _CPU_SNAPSHOT = 1.2, 2.0
+#: What each call is held against.
+_PLAIN = {"put": "plain sending", "get": "plain receiving"}
 #: What the plain port is asked: 0 receive, 1 send, 2 processor time; and how many bytes.
 _ASK = struct.Struct(">BQ")
 _SECONDS = struct.Struct(">d")
@@ -429,7 +431,7 @@ def _timed(
 
 def _figures(took: dict[str, list[Round]], gib: float) -> list[Figure]:
     made = []
-    for name, plain in (("put", "plain sending"), ("get", "plain receiving")):
+    for name, plain in _PLAIN.items():
         pairs = list(zip(took[name], took[plain], strict=True))
         ratio = statistics.median(other.wall_s / own.wall_s for own, other in pairs)
         made.append(Figure(f"{name}: speed, of plain TLS copying", ratio, "", 0.8, Better.MORE))
@@ -438,7 +440,7 @@ def _figures(took: dict[str, list[Round]], gib: float) -> list[Figure]:
     for name, rounds in took.items():
         own = statistics.median(each.own_cpu_s / gib for each in rounds)
         made.append(Figure(f"{name}: processor time of the trainer", own, "s/GiB"))
-    for name, plain in (("put", "plain sending"), ("get", "plain receiving")):
+    for name, plain in _PLAIN.items():
         pairs = list(zip(took[name], took[plain], strict=True))
         ratio = statistics.median(own.own_cpu_s / other.own_cpu_s for own, other in pairs)
         made.append(Figure(f"{name}: processor time of the trainer, of plain TLS copying", ratio, "", _CPU_COPYING))

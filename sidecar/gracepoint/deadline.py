@@ -356,7 +356,7 @@ def merged(situations: Sequence[Situation]) -> Situation:
 def plan(now: Situation) -> Plan:
     """Chooses the current step if it fits, else an older one that does, else what may succeed without the margin."""
     snapshot, left_s, margin = now.snapshot, now.left_s, now.margin
-    writing = snapshot is not None and snapshot.state is SnapshotState.WRITING
+    writing = _is_writing(now)
     current_s, remaining = now.drain_s + now.save_s, f"{max(left_s, 0.0):.1f} s are left"
     save_alone = Choice.CANCEL_AND_SAVE if writing else Choice.SAVE_NOW
     evacuation = now.evacuation
@@ -397,7 +397,7 @@ def plan(now: Situation) -> Plan:
         return current(Choice.SAVE_NOW, f"{needs}, {remaining}")
     elif margin * memory_s <= left_s:
         return current(Choice.EVACUATE, f"{needs}, {servers}, {remaining}")
-    held = snapshot is not None and snapshot.state is SnapshotState.HELD and snapshot.step != now.step
+    held = _is_held(now)
     if snapshot is not None and held and margin * now.rewrite_s <= left_s:
         lost = now.step - snapshot.step
         again = f"the snapshot of step {snapshot.step}, whose save failed, {now.rewrite_s:.1f} s"
@@ -424,16 +424,25 @@ def kept_s(now: Situation, begun_s: float) -> float:
         now: The situation.
         begun_s: Seconds until the other save has begun.
     """
-    snapshot, evacuation = now.snapshot, now.evacuation
-    if evacuation is None:
+    if now.evacuation is None:
         return 0.0
-    send_s, older_s = now.margin * evacuation.send_s, math.inf
-    if snapshot is not None and snapshot.state is SnapshotState.WRITING:
+    send_s, older_s = now.margin * now.evacuation.send_s, math.inf
+    if _is_writing(now):
         older_s = max(now.margin * now.finish_s - send_s, 0.0)
-    elif snapshot is not None and snapshot.state is SnapshotState.HELD and snapshot.step != now.step:
+    elif _is_held(now):
         older_s = now.margin * now.rewrite_s
     needed_s = min(now.margin * now.save_s, older_s) + begun_s
     return needed_s if now.drain_s + send_s + needed_s <= now.left_s else 0.0
+
+
+def _is_writing(now: Situation) -> bool:
+    return now.snapshot is not None and now.snapshot.state is SnapshotState.WRITING
+
+
+def _is_held(now: Situation) -> bool:
+    """Whether host memory still has an older step, of which no save is in progress."""
+    snapshot = now.snapshot
+    return snapshot is not None and snapshot.state is SnapshotState.HELD and snapshot.step != now.step
 
 
 def _merged_snapshot(situations: Sequence[Situation]) -> NewestSnapshot | None:

@@ -247,9 +247,7 @@ def proven_committed(preemption: PreemptionRecord, resumption: Resumption, now: 
 
 def is_saved_since(preemption: PreemptionRecord, spent: Spent | None) -> bool:
     """Returns whether the start that restored an evacuated step has saved to storage since, as it says."""
-    step = preemption.status.step
-    saves = spent is not None and spent.saved_s is not None and spent.first_step == step
-    return preemption.phase is Phase.EVACUATED and preemption.status.restored_step == step and saves
+    return spent is not None and spent.saved_s is not None and _began_with_evacuated(preemption, spent)
 
 
 def is_saved_by(preemption: PreemptionRecord, report: Report) -> bool:
@@ -257,11 +255,16 @@ def is_saved_by(preemption: PreemptionRecord, report: Report) -> bool:
 
     Without periodic saves that is its first save to storage. A later start may have begun at an older step.
     """
-    step, spent = preemption.status.step, report.spent
-    began_there = step is not None and spent is not None and spent.first_step == step
-    is_later = step is not None and report.step is not None and report.step >= step
-    is_evacuated = preemption.phase is Phase.EVACUATED and preemption.status.restored_step == step
-    return is_evacuated and began_there and is_later
+    spent = report.spent
+    if spent is None or report.step is None or report.step < spent.first_step:
+        return False
+    return _began_with_evacuated(preemption, spent)
+
+
+def _began_with_evacuated(preemption: PreemptionRecord, spent: Spent) -> bool:
+    """Returns whether a start began with the step that a preemption evacuated, as it says."""
+    status = preemption.status
+    return preemption.phase is Phase.EVACUATED and status.restored_step == status.step == spent.first_step
 
 
 def saved_since(status: PreemptionStatus) -> PreemptionStatus:
