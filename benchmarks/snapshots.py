@@ -1,6 +1,7 @@
 """Snapshots in the memory of another process: how fast, and how much processor time they take.
 
-    python -m benchmarks.snapshots [--mib 256] [--values 8] [--threads 2] [--rounds 5] [--evacuations 5] [--json FILE]
+    python -m benchmarks.snapshots [--mib 256] [--values 8] [--threads 2] [--rounds 5] [--steps 10] [--evacuations 5]
+        [--json FILE]
 
 Two processes on loopback. One has a snapshot server, and a port that only receives and sends bytes over TLS. The other
 one writes values and reads them, and copies as many bytes over as many plain TLS connections, by turns: so whatever
@@ -8,7 +9,9 @@ else the machine does meets both. The ratios are of one round, and the median of
 is of each process for itself, with the kernel's part.
 
 After that the trainer's engine takes snapshots of a state of as many bytes, of which a tenth changes at each step: how
-long training is blocked, against a copy of the same arrays in memory, and how many bytes are sent.
+long training is blocked, against a copy of the same arrays in memory, and how many bytes are sent. Then it trains in
+steps of a second, by turns without snapshots and with one every five steps, in which all of 64 MiB change: how long a
+step takes with them, against one without.
 
 At last it sends 300 MiB at once, as before a deadline, to two servers. Each is in a process of its own, behind a link
 that lets 100 MB/s through: how long it takes until both have all, and how much of what the links can do that is.
@@ -64,6 +67,10 @@ _RECEIVE, _SEND, _CPU = range(3)
 _LINK_BYTES_PER_S = 100e6
 _DOOMED_MIB = 300
 _NOTICE_S = 8.0
+#: The training that is measured with snapshots and without.
+_STEP_S = 1.0
+_EVERY_STEPS = 5
+_TRAINED_MIB = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,8 +234,8 @@ def other_process(capacity_bytes: int, key: bytes) -> Iterator[Other]:
             process.stdout.close()
 
 
-def measure(mib: int, values: int, threads: int, rounds: int) -> list[Figure]:
-    """Moves ``values`` values, of ``mib`` MiB together, in ``threads`` threads, ``rounds`` times."""
+def measure(mib: int, values: int, threads: int, rounds: int, steps: int) -> list[Figure]:
+    """Moves ``values`` values, of ``mib`` MiB together, in ``threads`` threads, ``rounds`` times; trains ``steps``."""
     size_bytes = mib * _MIB // values
     data = memoryview(bytearray(os.urandom(_MIB) * (size_bytes // _MIB + 1)))[:size_bytes]
     outs = [memoryview(bytearray(size_bytes)) for _ in range(threads)]
@@ -272,7 +279,8 @@ def measure(mib: int, values: int, threads: int, rounds: int) -> list[Figure]:
         warm = {name: each[1:] for name, each in took.items()}
         plain_s = statistics.median(each.own_cpu_s for each in warm["plain sending"]) / (mib * _MIB / _GIB)
         servers = SnapshotServers(_placement(text, (other.port, other.authority)))
-        return _figures(warm, mib * _MIB / _GIB) + _snapshots(servers, mib, rounds, plain_s)
+        found = _figures(warm, mib * _MIB / _GIB) + _snapshots(servers, mib, rounds, plain_s)
+        return found + _steps(servers, rounds, steps) if steps else found
 
 
 def _capability(key: bytes) -> str:
@@ -397,6 +405,70 @@ def _snapshots(servers: SnapshotServers, mib: int, rounds: int, plain_s: float) 
     ]
 
 
+def _steps(servers: SnapshotServers, rounds: int, steps: int) -> list[Figure]:
+    """Trains ``steps`` steps without snapshots and as many with them, by turns, ``rounds`` times."""
+    import jax
+    import jax.numpy as jnp
+
+    from gracepoint.checkpoint.engine import StepCheckpointer
+    from gracepoint.checkpoint.format.layout import Layout
+    from gracepoint.checkpoint.saving.memory_snapshots import MemorySettings
+    from gracepoint.checkpoint.saving.schedule import SaveSchedule
+    from gracepoint.checkpoint.storage.locations import storage_path
+    from gracepoint.process_group import SingleProcess
+
+    def work(times: Any, state: dict[str, Any]) -> dict[str, Any]:
+        square = jnp.ones((256, 256))
+        end = jax.lax.fori_loop(0, times, lambda _, y: jnp.tanh(y @ square) * 0.5, square)
+        return {name: leaf + end[0, 0] for name, leaf in state.items()}
+
+    step_of = jax.jit(work, donate_argnums=1)
+    leaves = 8
+    state = {f"leaf{number}": jnp.zeros(_TRAINED_MIB * _MIB // 4 // leaves, jnp.float32) for number in range(leaves)}
+    times = 100
+    for _ in range(3):  # the first one compiles
+        began_s = time.perf_counter()
+        state = jax.block_until_ready(step_of(times, state))
+        took_s = time.perf_counter() - began_s
+    times = max(1, round(times * _STEP_S / took_s))
+    with tempfile.TemporaryDirectory() as root, contextlib.ExitStack() as until_it_ends:
+        engine = StepCheckpointer(
+            Layout(storage_path(root)),
+            gang=SingleProcess(),
+            attempt="benchmark",
+            memory=MemorySettings(servers, SaveSchedule(every_steps=_EVERY_STEPS), copies=1),
+        )
+        until_it_ends.callback(engine.close, _TIMEOUT_S)
+        engine.prepare(state)
+        memory = engine.memory
+        assert memory is not None
+        step, ratios = 0, []
+        for turn in range(rounds + 1):  # the first one only warms up
+            took = {}
+            for with_snapshots in (turn % 2 == 0, turn % 2 == 1):
+                began_s = time.perf_counter()
+                for number in range(steps):
+                    state = jax.block_until_ready(step_of(times, state))
+                    step += 1
+                    if with_snapshots and number % _EVERY_STEPS == 0:
+                        if not memory.begins(step, sync_point=step):
+                            raise RuntimeError(f"no snapshot began: {memory.skips.reason}")
+                        memory.begin(step, state, {})
+                took[with_snapshots] = time.perf_counter() - began_s
+                while memory.busy:
+                    time.sleep(0.01)
+            if turn:
+                ratios.append(took[True] / took[False])
+    return [
+        Figure(
+            f"steps of 1 s, {_TRAINED_MIB} MiB sent every {_EVERY_STEPS}, of steps alone",
+            statistics.median(ratios),
+            "",
+            1.02,
+        )
+    ]
+
+
 _copies: dict[str, Any] = {}
 
 
@@ -461,9 +533,10 @@ def main() -> None:
     options.add_argument("--values", type=int, default=8)
     options.add_argument("--threads", type=int, default=2)
     options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--steps", type=int, default=10, help="of a second, trained in each round; 0: none")
     options.add_argument("--evacuations", type=int, default=5, help="0: none")
     given: Any = options.parse_args()
-    figures = measure(given.mib, given.values, given.threads, given.rounds) if given.rounds else []
+    figures = measure(given.mib, given.values, given.threads, given.rounds, given.steps) if given.rounds else []
     figures += evacuate(given.evacuations) if given.evacuations else []
     publish(figures, given.json, mib=given.mib, values=given.values, threads=given.threads)
 
