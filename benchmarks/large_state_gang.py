@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.array_spec import grid
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import DoneRecord, ManifestPart, StoredFile, file_of
+from gracepoint.checkpoint.format.records import DoneRecord, ManifestPart, StoredFile, file_of
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.planning import chunks as chunk_owners
 from gracepoint.checkpoint.reading.stored_tree import open_tree
@@ -29,7 +29,7 @@ from gracepoint.checkpoint.saving.part import write_manifest_part
 from gracepoint.checkpoint.saving.planner import PreparedSave, SavePlanner, SaveSettings
 from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.storage.locations import storage_path
-from gracepoint.checkpoint.writing.job import WrittenFiles
+from gracepoint.checkpoint.writing.pool import WrittenFiles
 from gracepoint.deadline import Deadline
 from gracepoint.process_group import SingleProcess
 from tests.unit.checkpoint.fakes import gang_arrays

@@ -48,7 +48,7 @@ from gracepoint.deadline import Deadline
 from gracepoint.snapshots.snapshot_client import SnapshotClient
 from gracepoint.snapshots.snapshot_server import SnapshotFiles, SnapshotLimits, SnapshotServer
 from gracepoint.snapshots.snapshot_servers import ServerAt, ServerPlacement, SnapshotServers
-from gracepoint.wire.capability import Capability, Right, write_capability
+from gracepoint.wire.snapshot_requests import Capability, Right, write_capability
 from tests.object_stores.pace import Pace
 
 _NAME = "snapshots.benchmark.test"

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gracepoint_cli.errors import ExitCode
+from gracepoint_cli import ExitCode
 
 _PLUGIN = "kubectl-"
 #: Files are not completed, as in Cobra's ShellCompDirectiveNoFileComp.

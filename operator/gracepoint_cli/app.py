@@ -9,8 +9,18 @@ from typing import Annotated
 import typer
 
 from gracepoint.version import __version__
-from gracepoint_cli import checkpoints, doctor, drill, goodput, lint_command, signals, status, timeline_command
-from gracepoint_cli.errors import CommandError, ExitCode
+from gracepoint_cli import (
+    CommandError,
+    ExitCode,
+    checkpoints,
+    doctor,
+    drill,
+    goodput,
+    lint_command,
+    signals,
+    status,
+    timeline_command,
+)
 from gracepoint_cli.output import say
 
 app = typer.Typer(

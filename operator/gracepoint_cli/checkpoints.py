@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gracepoint_cli.errors import CommandError, ExitCode
+from gracepoint_cli import CommandError, ExitCode
 from gracepoint_cli.options import Output
 from gracepoint_cli.output import OutputFormat, progress, put, put_data, put_table, say
 
@@ -202,7 +202,7 @@ def _folders(uri: str) -> list[StoragePath]:
 
 
 def _summary(folder: StoragePath) -> Json:
-    from gracepoint.checkpoint.steps import records
+    from gracepoint.checkpoint.format import records
 
     manifest = records.read_manifest(folder)
     if manifest is None:

@@ -20,7 +20,7 @@ import yaml
 
 from gracepoint.wire.messages import printable
 from gracepoint.wire.names import LABEL_POLICY
-from gracepoint_cli.errors import CommandError, ExitCode, NotAllowed
+from gracepoint_cli import CommandError, ExitCode, NotAllowed
 from gracepoint_operator.cache.resource_stores import PolicyStore
 from gracepoint_operator.kube.client import KubeClient, KubeError, NotFound, Refused, Unavailable
 from gracepoint_operator.kube.objects import (

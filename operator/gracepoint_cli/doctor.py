@@ -22,8 +22,8 @@ from cryptography import x509
 
 from gracepoint.version import __version__
 from gracepoint.wire.names import Env
+from gracepoint_cli import CommandError, ExitCode
 from gracepoint_cli.cluster import called
-from gracepoint_cli.errors import CommandError, ExitCode
 from gracepoint_cli.options import (
     WORKLOAD,
     As,
@@ -195,8 +195,8 @@ def _policies(cluster: Cluster, namespace: str) -> Iterable[CheckResult]:
 
 def _missing_policies(cluster: Cluster, namespace: str) -> Iterable[CheckResult]:
     """Looks for jobs whose policy does not exist, in the whole cluster. In the namespace, if this user may no more."""
+    from gracepoint_cli import NotAllowed
     from gracepoint_cli.cluster import listed
-    from gracepoint_cli.errors import NotAllowed
     from gracepoint_operator.kube.objects import POLICIES
 
     where: str | None = None

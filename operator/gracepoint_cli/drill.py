@@ -11,8 +11,8 @@ import typer
 
 from gracepoint.wire.messages import Mode, Phase
 from gracepoint.wire.names import API_VERSION, GROUP, LABEL_POLICY
+from gracepoint_cli import CommandError, ExitCode
 from gracepoint_cli.cluster import WorkloadMatch
-from gracepoint_cli.errors import CommandError, ExitCode
 from gracepoint_cli.options import (
     NO_VALUE,
     WORKLOAD,

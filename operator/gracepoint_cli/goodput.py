@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gracepoint_cli.errors import CommandError
+from gracepoint_cli import CommandError
 from gracepoint_cli.options import (
     WORKLOAD,
     AllNamespaces,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from gracepoint_cli.errors import CommandError, ExitCode
+from gracepoint_cli import CommandError, ExitCode
 from gracepoint_cli.options import (
     NO_VALUE,
     WORKLOAD,

@@ -32,7 +32,7 @@ def signals(
     request_timeout: RequestTimeout = None,
 ) -> None:
     """Lists the signals that announce a disruption, or those that a node shows now."""
-    from gracepoint_cli.errors import CommandError, ExitCode
+    from gracepoint_cli import CommandError, ExitCode
     from gracepoint_operator.signals import BUILT_IN, catalogue
 
     if node is not None:

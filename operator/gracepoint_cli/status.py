@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gracepoint.wire.names import LABEL_POLICY, LABEL_ROLE, ROLE_HELPER
+from gracepoint_cli import CommandError
 from gracepoint_cli.cluster import called, made_by
-from gracepoint_cli.errors import CommandError
 from gracepoint_cli.options import (
     AllNamespaces,
     As,
@@ -145,7 +145,7 @@ def _show(tables: _Tables, where: str | None, output: OutputFormat) -> None:
 
 def _leases(cluster: Cluster) -> list[dict[str, Any]] | None:
     """Returns the Leases of the operator's replicas. None if this user may not see them."""
-    from gracepoint_cli.errors import NotAllowed
+    from gracepoint_cli import NotAllowed
     from gracepoint_operator.kube.objects import LEASES
     from gracepoint_operator.recording.replica_lease import LABEL
 

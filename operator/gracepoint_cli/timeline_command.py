@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gracepoint_cli.errors import CommandError
+from gracepoint_cli import CommandError
 from gracepoint_cli.options import (
     As,
     AsGroups,

@@ -83,7 +83,7 @@ from gracepoint_operator.resources import CheckpointPolicy, PreemptionSpec
 from gracepoint_operator.resources.policy import DEFAULT_LONGEST_HOLD_S
 from gracepoint_operator.signals import BUILT_IN, Row
 from gracepoint_operator.trust.certificates import CapabilityKeys
-from gracepoint_operator.webhooks.eviction_hold import EvictionHold
+from gracepoint_operator.webhooks.admission import EvictionHold
 from gracepoint_operator.workloads import BY_PLACE, Workload
 
 logger = logging.getLogger(__name__)

@@ -27,11 +27,10 @@ from collections.abc import AsyncIterator, Callable
 
 from aiohttp import web
 
-from gracepoint_operator.channel.canary import Canary
 from gracepoint_operator.channel.service import ChannelThread
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.event_loop import collect_in_portions
-from gracepoint_operator.health import Health, MetricsPage, Readers
+from gracepoint_operator.health import Canary, Health, MetricsPage, Readers
 from gracepoint_operator.limited_port import CloseReason, ConnectionLimits, LimitedPort
 from gracepoint_operator.logs import about
 from gracepoint_operator.trust.certificates import Certificates, TrustKeeper, TrustPlaces, follow, new_context

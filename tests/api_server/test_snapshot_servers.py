@@ -24,9 +24,9 @@ from gracepoint.deadline import Deadline
 from gracepoint.snapshots.snapshot_client import SnapshotClient
 from gracepoint.snapshots.snapshot_server import SnapshotFiles, SnapshotLimits, SnapshotServer
 from gracepoint.wire import names
-from gracepoint.wire.capability import Right, read_capability
 from gracepoint.wire.frames import Frame, SnapshotPlacement
 from gracepoint.wire.messages import Subscription
+from gracepoint.wire.snapshot_requests import Right, read_capability
 from gracepoint_operator.workloads import JOBSETS
 from tests.api_server.gang import Gang
 from tests.api_server.releases import NAMESPACE, Operator, Release

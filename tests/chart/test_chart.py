@@ -14,7 +14,7 @@ from gracepoint_operator.cache.relister import SELECTORS
 from gracepoint_operator.kube.objects import Kind
 from gracepoint_operator.recording.replica_lease import LABEL
 from gracepoint_operator.resources.crds import definitions
-from gracepoint_operator.webhooks.eviction_hold import LOOK_WITHIN_S
+from gracepoint_operator.webhooks.admission import LOOK_WITHIN_S
 from gracepoint_operator.webhooks.routes import (
     PATH_EVICTIONS,
     PATH_JOBS,

@@ -17,8 +17,8 @@ import pytest
 from demo.install import OPERATOR_NAMESPACE, Images, install_operator, make_namespace
 from demo.snapshot import PROCESSES, Json
 from demo.training import TrainingRun
-from gracepoint.wire.capability import Capability, Right, write_capability
 from gracepoint.wire.messages import Phase
+from gracepoint.wire.snapshot_requests import Capability, Right, write_capability
 from tests.cluster import operator
 from tests.cluster.conftest import ENVIRONMENT, MARK, NAMESPACE, training_policy, training_run
 from tests.cluster.machine import processes_in, processes_of

@@ -26,9 +26,8 @@ import trustme
 from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.process_group import SingleProcess
-from gracepoint.receivers.channel import ChannelError, OperatorSubscriber
+from gracepoint.receivers.channel import ChannelError, OperatorSubscriber, Sender
 from gracepoint.receivers.mailbox import Mailbox
-from gracepoint.receivers.sender import Sender
 from gracepoint.settings import Settings
 from gracepoint.wire.frames import Hello, Ping
 from gracepoint.wire.messages import Acknowledgement, Forecast, Phase, Spent, Stall, TroubleKind

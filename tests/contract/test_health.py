@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from gracepoint_operator import health
-from gracepoint_operator.channel import canary
 from gracepoint_operator.kube import objects
 from tests.contract.fakes.replicas import WAIT_S, Replica
 from tests.unit.operator.fakes.api import MemoryApi
@@ -22,7 +21,7 @@ from tests.waiting import until
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(canary, "EVERY_S", 0.1)
+    monkeypatch.setattr(health, "EVERY_S", 0.1)
 
 
 _callers = itertools.cycle(f"127.0.0.{number}" for number in range(2, 250))
@@ -73,14 +72,14 @@ def test_nobody_else_can_be_the_canary(start: Callable[..., Replica], api: Memor
     replica = start(api, canary=True)
     until(lambda: sample(replica, "gracepoint_canary_seconds_count") >= 1, "a notice")
     with pytest.raises(ConnectionError, match="403"):
-        replica.channel("token-0").stream("/v1/subscriptions", canary._hello())
+        replica.channel("token-0").stream("/v1/subscriptions", health._hello())
     assert replica.refused("unknown_pod") == 1
 
 
 def test_a_stuck_channel_makes_the_replica_not_ready_then_not_alive(
     start: Callable[..., Replica], api: MemoryApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(canary, "_WITHIN_S", 0.5)
+    monkeypatch.setattr(health, "_WITHIN_S", 0.5)
     replica = start(api, canary=True)
     until(lambda: sample(replica, "gracepoint_canary_seconds_count") >= 1, "a notice")
     monkeypatch.setattr(health, "SILENT_S", 1.0)
@@ -100,7 +99,7 @@ def test_a_stuck_channel_makes_the_replica_not_ready_then_not_alive(
 def test_a_certificate_that_pods_do_not_trust_is_noticed(
     start: Callable[..., Replica], api: MemoryApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(canary, "_NOTICES_A_STREAM", 1)
+    monkeypatch.setattr(health, "_NOTICES_A_STREAM", 1)
     replica = start(api, canary=True, server_name="another.name")
     until(lambda: sample(replica, "gracepoint_canary_failures_total") >= 1, "the canary to fail")
     assert probe(replica, "/readyz")[0] == 503

@@ -14,7 +14,7 @@ from jax.experimental.layout import Format, Layout
 
 from gracepoint import checkpoint
 from gracepoint.checkpoint.format import layout
-from gracepoint.checkpoint.steps import recovery
+from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.storage.locations import storage_path
 from tests.unit.checkpoint.fakes.engine import (
     assert_same,
@@ -146,7 +146,7 @@ def test_what_was_written_past_the_page_cache_is_restored(tmp_path: Path) -> Non
 
 def test_a_salvaged_step_is_restored(tmp_path: Path) -> None:
     leave_uncommitted(tmp_path, 4, (0, 1))
-    recovery.salvage(layout.Layout(storage_path(tmp_path)))
+    commit.salvage(layout.Layout(storage_path(tmp_path)))
     with ocp.CheckpointManager(tmp_path) as manager:
         assert_same(manager.restore(4, args=ocp.args.StandardRestore(small_state())), small_state(4))
 

@@ -29,7 +29,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.saving import operation
-from gracepoint.checkpoint.steps import commit, recovery
+from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.steps.commit import RenameCommit
 from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.checkpoint.storage.posix import PosixPath
@@ -228,7 +228,7 @@ def do_tell_waiting(engine: StepCheckpointer, gang: ProcessGroup, root: str) -> 
             print("waiting", flush=True)
         return False
 
-    around(recovery, "salvage", before=tell)
+    around(commit, "salvage", before=tell)
 
 
 def do_save(engine: StepCheckpointer, gang: ProcessGroup, root: str, step: str) -> None:

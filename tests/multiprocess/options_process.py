@@ -30,8 +30,8 @@ from gracepoint.checkpoint import (
     TypeHandler,
     WriteOptions,
 )
+from gracepoint.checkpoint.format.records import done_records, read_manifest
 from gracepoint.checkpoint.saving import device_copy, planner
-from gracepoint.checkpoint.steps.records import done_records, read_manifest
 from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.errors import CheckpointError, SettingsError
 from tests.multiprocess.checkpoint_process import assert_same_here

@@ -23,7 +23,7 @@ from gracepoint.checkpoint.handler_registry import ParamInfo
 from gracepoint.checkpoint.handlers import SingleReplicaArrayHandler
 from gracepoint.checkpoint.options import RestoreOptions, SingleReplica, SingleReplicaArrayRestoreArgs, WriteOptions
 from gracepoint.checkpoint.reading import stored_arrays, stored_tree
-from gracepoint.checkpoint.restoring.replicas import ReplicaAgreement
+from gracepoint.checkpoint.restoring.placement import ReplicaAgreement
 from gracepoint.checkpoint.restoring.restore_tree import read_tree
 from gracepoint.checkpoint.saving.planner import SaveSettings
 from gracepoint.checkpoint.storage.checks import read_checked

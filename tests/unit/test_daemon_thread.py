@@ -12,10 +12,8 @@ import pytest
 
 import gracepoint
 from gracepoint import threads
-from gracepoint.checkpoint import background_thread
-from gracepoint.checkpoint.background_thread import BackgroundThread
 from gracepoint.errors import SaveFailed
-from gracepoint.threads import DaemonThread, ask_in_thread
+from gracepoint.threads import BackgroundThread, DaemonThread, ask_in_thread
 from tests.forked import forked
 from tests.interrupts import interrupt, interrupt_at
 from tests.waiting import until
@@ -59,7 +57,7 @@ def test_wherever_a_start_is_interrupted_the_thread_runs_to_its_end_or_never() -
     for number in itertools.count():
         work, thread = Work(), BackgroundThread()
         start = functools.partial(thread.start, "a save", work)
-        if not interrupt_at(start, number, [threads, background_thread]):
+        if not interrupt_at(start, number, [threads]):
             break
         busy = thread.busy
         work.may_go_on.set()
@@ -80,7 +78,7 @@ def test_wherever_a_wait_is_interrupted_the_thread_is_busy_until_it_has_ended() 
         assert work.begun.wait(_TIMEOUT_S)
         try:
             wait = functools.partial(thread.wait, 0.0)
-            reached = interrupt_at(wait, number, [threads, background_thread])
+            reached = interrupt_at(wait, number, [threads])
         except SaveFailed:
             reached = False
         assert thread.busy, f"bytecode {number}"

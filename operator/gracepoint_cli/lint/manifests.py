@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from gracepoint.wire.names import LABEL_POLICY
-from gracepoint_cli.errors import CommandError, ExitCode
+from gracepoint_cli import CommandError, ExitCode
 from gracepoint_cli.lint.pods import Finding, Severity
 from gracepoint_operator.kube.objects import Kind
 from gracepoint_operator.read_errors import CAUSES, said

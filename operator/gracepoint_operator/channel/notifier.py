@@ -18,9 +18,9 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from gracepoint.wire.capability import Capability, Right
 from gracepoint.wire.frames import Frame, Hint, Notice, Retraction, SnapshotPlacement, Trust, trust_digest
 from gracepoint.wire.messages import Confidence, Message, Mode, Phase, SnapshotReport
+from gracepoint.wire.snapshot_requests import Capability, Right
 from gracepoint_operator import signals
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers, WakeUps

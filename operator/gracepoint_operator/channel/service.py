@@ -73,7 +73,7 @@ class Channel:
     """The routes. The parts that they use belong to the controller's event loop.
 
     Attributes:
-        is_canary: Says on the controller's loop whether a subscriber is this replica's own (``canary``).
+        is_canary: Says on the controller's loop whether a subscriber is this replica's own (``Canary``).
     """
 
     def __init__(

@@ -59,7 +59,7 @@ class Subscriber:
         hinted: Marks of which a hint was sent.
         placement: The placement of snapshots that was sent last, and when, in seconds since the epoch. None: none was.
         trusts: ``trust_digest`` of the authorities that it has, or was sent. None: it cannot be sent others.
-        is_pod: False for the replica's own subscriber (``canary``).
+        is_pod: False for the replica's own subscriber (``Canary``).
         closed: True once the stream must end.
         request_ended: True once its request has ended. It is not connected after that. Only ``Subscribers`` sets it.
     """

@@ -25,8 +25,7 @@ import ssl
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from gracepoint.wire.capability import Capability, Right
-from gracepoint.wire.snapshot_frames import LONGEST_HEADER_BYTES, MAGIC, PREFIX, frame
+from gracepoint.wire.snapshot_requests import LONGEST_HEADER_BYTES, MAGIC, PREFIX, Capability, Right, frame
 from gracepoint_operator.cache.indexes import SnapshotServerIndex
 from gracepoint_operator.kube.objects import SnapshotServerPod
 from gracepoint_operator.logs import about, seldom

@@ -24,9 +24,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from gracepoint.wire.capability import check_key
 from gracepoint.wire.frames import trust_digest
 from gracepoint.wire.messages import WireError
+from gracepoint.wire.snapshot_requests import check_key
 
 #: Certificates are valid from this many seconds before they are made, because clocks differ.
 SKEW_S = 300.0

@@ -29,7 +29,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
-from gracepoint.wire.capability import Capability, write_capability
+from gracepoint.wire.snapshot_requests import Capability, write_capability
 from gracepoint_operator.kube import client, objects
 from gracepoint_operator.kube.client import KubeClient, RetryPauses
 from gracepoint_operator.logs import about

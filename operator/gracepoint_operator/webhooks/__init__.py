@@ -2,9 +2,9 @@
 
 ``release_contract``, ``injection`` and ``updates`` have pure functions on plain dicts. ``routes`` reads an
 AdmissionReview, calls them and answers with a JSON patch. No webhook writes to the API, so dry runs and repeated calls
-are harmless. ``eviction_hold`` decides whether an eviction waits. ``admission`` is what the routes ask of the operator.
+are harmless. ``admission`` is what the routes ask of the operator, such as whether an eviction waits.
 
-The server serves the routes, the controller calls ``eviction_hold``, and the command line calls the pure functions.
+The server serves the routes, the controller makes the ``EvictionHold``, and the command line calls the pure functions.
 They call ``cache``, ``model`` and ``resources``.
 """
 

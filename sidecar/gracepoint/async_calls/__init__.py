@@ -11,8 +11,7 @@ out-of-band buffers of pickle protocol 5 (PEP 574).
 """
 
 from gracepoint.async_calls.caller import AsyncCaller, AsyncRequest, ThreadAsyncCaller, gc_paused
-from gracepoint.async_calls.process_callers import PersistentAsyncCaller, TemporalAsyncCaller
-from gracepoint.async_calls.queue import AsyncCallsQueue
+from gracepoint.async_calls.queue import AsyncCallsQueue, PersistentAsyncCaller, TemporalAsyncCaller
 from gracepoint.errors import AsyncCallFailed
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 The training thread owns a caller and calls its methods. The subclasses decide what runs the functions:
 ``ThreadAsyncCaller`` has one daemon thread, which starts with the first call and ends when the caller is closed or
-deleted; ``process_callers`` has those with worker processes. If there are several training processes, one more thread
+deleted; ``queue`` has those with worker processes. If there are several training processes, one more thread
 meets the others (``CallCompletion``). Callers and calls have the same numbers in all
 processes, because all processes make the same ones in the same order. So their keys agree.
 

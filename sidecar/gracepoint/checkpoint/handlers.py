@@ -49,13 +49,13 @@ from gracepoint.checkpoint.planning.chunks import WritePlan, local_shards, make_
 from gracepoint.checkpoint.planning.grid import stored_specs
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree, open_leaves, text_of
 from gracepoint.checkpoint.restoring.leaves import target_of
-from gracepoint.checkpoint.restoring.replicas import ReplicaAgreement
+from gracepoint.checkpoint.restoring.placement import ReplicaAgreement
 from gracepoint.checkpoint.restoring.restore_tree import in_time, read_leaves
 from gracepoint.checkpoint.saving.host_snapshot import HostSnapshot, Transfer, ask_priorities
 from gracepoint.checkpoint.storage.locations import UserPath, storage_path
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
-from gracepoint.checkpoint.writing.job import WriteJob
+from gracepoint.checkpoint.writing.pool import WriteJob
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointCorrupt, CheckpointRefused, SettingsError
 from gracepoint.jax_isolation import isolated

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gracepoint.checkpoint.format import layout, ocdbt
+from gracepoint.checkpoint.format import layout, ocdbt, records
 from gracepoint.checkpoint.format.array_spec import ArraySpec, Index, grid
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.format.manifest import Manifest, StoredFile
+from gracepoint.checkpoint.format.records import Manifest, StoredFile
 from gracepoint.checkpoint.reading.stored_tree import open_tree
-from gracepoint.checkpoint.steps import listing, records
+from gracepoint.checkpoint.steps import listing
 from gracepoint.checkpoint.storage.checks import check_contents
 from gracepoint.checkpoint.storage.locations import UserPath, storage_path
 from gracepoint.checkpoint.storage.storage_path import StoragePath

@@ -4,11 +4,10 @@ All notices go into one ``Mailbox``. ``preemption`` and ``session`` call this pa
 library only.
 """
 
-from gracepoint.receivers.channel import ChannelError, OperatorConnection, OperatorSubscriber
+from gracepoint.receivers.channel import ChannelError, OperatorConnection, OperatorSubscriber, Sender
 from gracepoint.receivers.mailbox import Disruption, Hints, Mailbox, Receiver
 from gracepoint.receivers.metadata import MetadataWatchers
 from gracepoint.receivers.operator import Operator
-from gracepoint.receivers.sender import Sender
 from gracepoint.receivers.sigterm import SigtermReceiver
 
 __all__ = [

@@ -11,10 +11,9 @@ import logging
 from collections.abc import Callable
 
 from gracepoint.process_group import ProcessGroup
-from gracepoint.receivers.channel import OperatorConnection, OperatorSubscriber
+from gracepoint.receivers.channel import OperatorConnection, OperatorSubscriber, Sender
 from gracepoint.receivers.mailbox import Hints, Mailbox, Receiver
 from gracepoint.receivers.metadata import MetadataWatchers
-from gracepoint.receivers.sender import Sender
 from gracepoint.receivers.sigterm import SigtermReceiver
 from gracepoint.settings import Settings
 from gracepoint.version import __version__

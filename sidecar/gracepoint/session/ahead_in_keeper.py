@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from gracepoint import machine
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.format.manifest import DoneRecord, ManifestPart
+from gracepoint.checkpoint.format.records import DoneRecord, ManifestPart
 from gracepoint.checkpoint.storage.locations import UserPath, storage_path
 from gracepoint.checkpoint.storage.posix import PosixPath, advise_read_ahead
 from gracepoint.settings import Settings

@@ -36,10 +36,10 @@ from enum import StrEnum
 from typing import Any
 
 from gracepoint.errors import GracepointError
-from gracepoint.wire.snapshot_frames import LONGEST_HEADER_BYTES as LONGEST_HEADER_BYTES  # imported from here
-from gracepoint.wire.snapshot_frames import MAGIC as MAGIC
-from gracepoint.wire.snapshot_frames import PREFIX
-from gracepoint.wire.snapshot_frames import frame as frame
+from gracepoint.wire.snapshot_requests import LONGEST_HEADER_BYTES as LONGEST_HEADER_BYTES  # imported from here
+from gracepoint.wire.snapshot_requests import MAGIC as MAGIC
+from gracepoint.wire.snapshot_requests import PREFIX
+from gracepoint.wire.snapshot_requests import frame as frame
 
 CHECKSUM = struct.Struct(">I")
 #: The longest key, in characters.

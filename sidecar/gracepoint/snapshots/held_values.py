@@ -29,7 +29,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from gracepoint.snapshots.exchange import ENTRIES_AT_ONCE, Refusal, StoredValue, ValuePlace, is_under
-from gracepoint.wire.capability import Capability, Right
+from gracepoint.wire.snapshot_requests import Capability, Right
 
 #: What a value costs besides its bytes.
 VALUE_BYTES = 4096

@@ -55,7 +55,7 @@ from gracepoint.snapshots.exchange import (
     text,
 )
 from gracepoint.snapshots.held_values import HeldValues, NotServed
-from gracepoint.wire.capability import Capability, NotGenuine, Right, check_key, read_capability
+from gracepoint.wire.snapshot_requests import Capability, NotGenuine, Right, check_key, read_capability
 
 logger = logging.getLogger(__name__)
 

@@ -36,8 +36,8 @@ from gracepoint.snapshots.exchange import (
     StoredValue,
 )
 from gracepoint.snapshots.snapshot_client import SnapshotClient
-from gracepoint.wire.capability import unproven_capability
 from gracepoint.wire.frames import SnapshotPlacement
+from gracepoint.wire.snapshot_requests import unproven_capability
 
 logger = logging.getLogger(__name__)
 

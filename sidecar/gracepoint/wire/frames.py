@@ -167,7 +167,7 @@ class SnapshotPlacement(Frame):
     Attributes:
         pod_uid: UID of the pod that is meant.
         session: Session that is meant.
-        capability: What the process shows to the servers (``wire.capability``). It may write values of the pod's
+        capability: What the process shows to the servers (``wire.snapshot_requests``). It may write values of the pod's
             attempt, and read and drop these and earlier ones. A new one comes hours before it ends. Empty if both
             lists are.
         server_name: The name in the certificates of all servers. The authorities are those of the channel.

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from gracepoint.checkpoint.format.array_spec import as_bytes
-from gracepoint.checkpoint.format.manifest import file_of
+from gracepoint.checkpoint.format.records import file_of
 from gracepoint.checkpoint.memory import ArrayBytes, stored_values
 from gracepoint.checkpoint.storage.buffers import BLOCK_BYTES, checksum_of
 from tests.unit.checkpoint.fakes.watched_buffer import WatchedBuffer

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 
-from gracepoint.checkpoint.background_thread import BackgroundThread
 from gracepoint.errors import SaveFailed
-from gracepoint.threads import DaemonThread
+from gracepoint.threads import BackgroundThread, DaemonThread
 
 
 def test_a_function_that_exits_has_failed() -> None:

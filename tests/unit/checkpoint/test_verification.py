@@ -15,8 +15,8 @@ import pytest
 import gracepoint
 from gracepoint.__main__ import main
 from gracepoint.checkpoint import all_steps
+from gracepoint.checkpoint.format import records
 from gracepoint.checkpoint.options import WriteOptions
-from gracepoint.checkpoint.steps import records
 from gracepoint.checkpoint.storage import checks
 from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.checkpoint.storage.storage_path import StaleGeneration, StoragePath

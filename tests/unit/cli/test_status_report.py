@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from gracepoint_cli import CommandError
 from gracepoint_cli import status as status_report
 from gracepoint_cli.cluster import WorkloadMatch
-from gracepoint_cli.errors import CommandError
 from gracepoint_operator.decisions.waiting import in_words
 from gracepoint_operator.kube import objects
 from gracepoint_operator.workloads import BY_NAME, JOBSETS

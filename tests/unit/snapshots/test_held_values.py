@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gracepoint.snapshots.exchange import Refusal
 from gracepoint.snapshots.held_values import VALUE_BYTES, HeldValues, NotServed
-from gracepoint.wire.capability import Right
+from gracepoint.wire.snapshot_requests import Right
 from tests.hypothesis_profiles import examples
 from tests.unit.snapshots.fakes.servers import capability
 

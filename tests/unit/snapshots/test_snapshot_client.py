@@ -26,7 +26,7 @@ from gracepoint.snapshots.exchange import (
     ValuePlace,
 )
 from gracepoint.snapshots.snapshot_client import SnapshotClient
-from gracepoint.wire.capability import Right
+from gracepoint.wire.snapshot_requests import Right
 from tests.unit.snapshots.fakes.servers import MIB, Served, deadline, shown
 from tests.waiting import until
 

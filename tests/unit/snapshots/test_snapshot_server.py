@@ -31,7 +31,7 @@ from gracepoint.snapshots.exchange import (
     frame,
     read_frame,
 )
-from gracepoint.wire.capability import Right
+from gracepoint.wire.snapshot_requests import Right
 from tests.unit.snapshots.fakes.servers import (
     KEY,
     LATE,

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gracepoint.errors import WireError
-from gracepoint.wire.capability import (
+from gracepoint.wire.snapshot_requests import (
     LONGEST_CHARACTERS,
     Capability,
     NotGenuine,

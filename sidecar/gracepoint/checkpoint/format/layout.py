@@ -29,7 +29,7 @@ Checkpoints of steps, below a separate root:
   .gracepoint-*                              probes and marks of readers, which are short-lived
 
 In a store that cannot rename, the objects of a save lie below ``<step>/`` from the beginning, unless another save
-stands there. The step is committed when ``_GRACEPOINT`` is a manifest and not a claim (``steps.object_layout``). The
+stands there. The step is committed when ``_GRACEPOINT`` is a manifest and not a claim (``steps.object_steps``). The
 done-records stay in the folder of the save, ``<step>.gracepoint-tmp.<attempt>.<ordinal>/``.
 
 A checkpoint that has its own path is the train state alone, without items. Its folder holds the contents of

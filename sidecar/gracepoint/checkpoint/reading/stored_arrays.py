@@ -36,7 +36,7 @@ from gracepoint.checkpoint.format.array_spec import (
     folder_of_leaf,
     zarr_dtype,
 )
-from gracepoint.checkpoint.format.manifest import Manifest, ManifestPart, StoredFile
+from gracepoint.checkpoint.format.records import Manifest, ManifestPart, StoredFile
 from gracepoint.checkpoint.planning import chunks
 from gracepoint.checkpoint.storage.checks import check_sizes, read_checked
 from gracepoint.checkpoint.storage.storage_path import StoragePath

@@ -13,9 +13,9 @@ from typing import Any
 
 import tensorstore as ts
 
-from gracepoint.checkpoint.format import layout, ocdbt, orbax_metadata, pytree
+from gracepoint.checkpoint.format import layout, ocdbt, orbax_metadata, pytree, records
 from gracepoint.checkpoint.format.array_spec import ArraySpec
-from gracepoint.checkpoint.format.manifest import Manifest
+from gracepoint.checkpoint.format.records import Manifest
 from gracepoint.checkpoint.reading.stored_arrays import (
     ArraySource,
     array_metadatas,
@@ -23,7 +23,7 @@ from gracepoint.checkpoint.reading.stored_arrays import (
     open_arrays,
     source_by_manifest,
 )
-from gracepoint.checkpoint.steps import listing, records
+from gracepoint.checkpoint.steps import listing
 from gracepoint.checkpoint.storage import storage_path
 from gracepoint.checkpoint.storage.checks import read_checked
 from gracepoint.checkpoint.storage.storage_path import StoragePath

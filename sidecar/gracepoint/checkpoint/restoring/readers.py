@@ -23,8 +23,7 @@ import numpy as np
 
 from gracepoint.checkpoint.options import RestoreOptions, SingleReplica
 from gracepoint.checkpoint.restoring.leaves import LeafTarget
-from gracepoint.checkpoint.restoring.placement import OnDevices, OnOneReplica, axes_of, limit_of
-from gracepoint.checkpoint.restoring.replicas import asks_one_replica
+from gracepoint.checkpoint.restoring.placement import OnDevices, OnOneReplica, asks_one_replica, axes_of, limit_of
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import from_word, to_word

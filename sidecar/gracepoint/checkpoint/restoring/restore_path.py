@@ -11,16 +11,16 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format import layout, records
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions
 from gracepoint.checkpoint.restoring import readers, transforms
-from gracepoint.checkpoint.restoring.replicas import ReplicaAgreement
+from gracepoint.checkpoint.restoring.placement import ReplicaAgreement
 from gracepoint.checkpoint.restoring.restore_step import read_together
 from gracepoint.checkpoint.restoring.restore_tree import read_tree
 from gracepoint.checkpoint.saving.operation import SaveOperation
-from gracepoint.checkpoint.steps import listing, records, retention
-from gracepoint.checkpoint.steps.recovery import by_process_zero
+from gracepoint.checkpoint.steps import listing, retention
+from gracepoint.checkpoint.steps.commit import by_process_zero
 from gracepoint.checkpoint.storage.locations import UserPath, from_text, storage_path
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline

@@ -32,15 +32,15 @@ from typing import Any, TypeVar
 
 from gracepoint import trace
 from gracepoint.checkpoint import metrics
-from gracepoint.checkpoint.format import host_state, layout
+from gracepoint.checkpoint.format import host_state, layout, records
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.handler_registry import ItemHandler
 from gracepoint.checkpoint.options import DEFAULT_RESTORE_OPTIONS, RestoreOptions
 from gracepoint.checkpoint.reading.stored_arrays import ManifestParts
 from gracepoint.checkpoint.reading.stored_tree import StoredTree, open_tree
 from gracepoint.checkpoint.restoring import readers, transforms
+from gracepoint.checkpoint.restoring.placement import ReplicaAgreement
 from gracepoint.checkpoint.restoring.readers import damage_in_any
-from gracepoint.checkpoint.restoring.replicas import ReplicaAgreement
 from gracepoint.checkpoint.restoring.restore_tree import (
     check_devices,
     form_of_state,
@@ -50,7 +50,8 @@ from gracepoint.checkpoint.restoring.restore_tree import (
     reporting_errors,
     run_in_time,
 )
-from gracepoint.checkpoint.steps import records, retention
+from gracepoint.checkpoint.steps import retention
+from gracepoint.checkpoint.steps.commit import by_process_zero
 from gracepoint.checkpoint.steps.listing import (
     Listing,
     checkpoint_around,
@@ -62,7 +63,6 @@ from gracepoint.checkpoint.steps.listing import (
     refusal,
     why_not,
 )
-from gracepoint.checkpoint.steps.recovery import by_process_zero
 from gracepoint.checkpoint.steps.snapshot_steps import CompleteStep, complete_steps
 from gracepoint.checkpoint.storage.checks import check_contents
 from gracepoint.checkpoint.storage.locations import UserPath, local_folder, storage_path

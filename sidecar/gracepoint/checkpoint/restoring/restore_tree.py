@@ -2,7 +2,7 @@
 
 This module does not choose a step. The calling thread decides how each leaf is restored, has all of them read at once
 (``parallel_reader``), and builds the leaves. Every process does this for its own devices. The processes meet only for
-arrays that one replica reads for all (``replicas``).
+arrays that one replica reads for all (``placement``).
 
 Leaves that type handlers saved are restored by these handlers, in a thread that ends with their work. It is a daemon:
 storage that hangs keeps no process from ending.
@@ -37,8 +37,7 @@ from gracepoint.checkpoint.reading.parallel_reader import read_all
 from gracepoint.checkpoint.reading.stored_tree import StoredLeaf, StoredTree, open_tree
 from gracepoint.checkpoint.restoring import readers, transforms
 from gracepoint.checkpoint.restoring.leaves import LeafRequest, LeafTarget, describe_leaf, describe_like, target_of
-from gracepoint.checkpoint.restoring.placement import OnOneReplica, hand_to_all
-from gracepoint.checkpoint.restoring.replicas import ReplicaAgreement, asks_one_replica
+from gracepoint.checkpoint.restoring.placement import OnOneReplica, ReplicaAgreement, asks_one_replica, hand_to_all
 from gracepoint.checkpoint.restoring.transforms import computed, origins
 from gracepoint.checkpoint.storage.checks import check_contents
 from gracepoint.checkpoint.storage.storage_path import StoragePath

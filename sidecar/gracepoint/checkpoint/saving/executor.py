@@ -25,7 +25,6 @@ import numpy.typing as npt
 
 from gracepoint import machine
 from gracepoint.checkpoint import metrics
-from gracepoint.checkpoint.background_thread import BackgroundThread
 from gracepoint.checkpoint.format.array_spec import Chunk
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.metrics import SaveStats
@@ -38,11 +37,11 @@ from gracepoint.checkpoint.saving.save_worker import HandedOver, SaveWorker
 from gracepoint.checkpoint.saving.snapshot_save import CountedChunks, SnapshotSave
 from gracepoint.checkpoint.storage import checks
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
-from gracepoint.checkpoint.writing.job import SaveSource
+from gracepoint.checkpoint.writing.pool import SaveSource
 from gracepoint.deadline import Deadline, NewestSnapshot
 from gracepoint.errors import BarrierFailed, SaveFailed
 from gracepoint.process_group import ProcessGroup, SaveProgress
-from gracepoint.threads import check_not_forked
+from gracepoint.threads import BackgroundThread, check_not_forked
 
 logger = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from typing import Any
 from gracepoint.arguments import shown
 from gracepoint.checkpoint.format import layout, orbax_metadata
 from gracepoint.checkpoint.format.layout import Layout, Temporary, in_item
-from gracepoint.checkpoint.format.manifest import StoredFile
 from gracepoint.checkpoint.format.pytree import Leaf
+from gracepoint.checkpoint.format.records import StoredFile
 from gracepoint.checkpoint.handler_registry import HandlerRegistry, ItemHandler, ParamInfo, TypeHandler
 from gracepoint.checkpoint.options import SaveArgs
 from gracepoint.checkpoint.storage.checks import record_files

@@ -31,7 +31,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from gracepoint.checkpoint import metrics
-from gracepoint.checkpoint.background_thread import BackgroundThread
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
 from gracepoint.checkpoint.saving.host_snapshot import Transfer
@@ -43,12 +42,13 @@ from gracepoint.checkpoint.saving.snapshot_save import InMemory, SnapshotSave
 from gracepoint.checkpoint.steps.snapshot_steps import key_of, steps_of
 from gracepoint.checkpoint.storage.snapshot_path import OwnPart, SnapshotPath
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
-from gracepoint.checkpoint.writing.job import SaveSource
+from gracepoint.checkpoint.writing.pool import SaveSource
 from gracepoint.deadline import Deadline, Evacuation
 from gracepoint.errors import GracepointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
 from gracepoint.snapshots.held_values import VALUE_BYTES
 from gracepoint.snapshots.snapshot_servers import PartName, ServerAt, SnapshotServers
+from gracepoint.threads import BackgroundThread
 
 logger = logging.getLogger(__name__)
 

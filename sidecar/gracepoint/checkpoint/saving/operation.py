@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format import host_state, layout, orbax_metadata, pytree
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import StoredFile, file_of
+from gracepoint.checkpoint.format.records import StoredFile, file_of
 from gracepoint.checkpoint.planning.grid import args_by_name
 from gracepoint.checkpoint.saving.extras import NO_EXTRAS, HandledParts, SaveExtras
 from gracepoint.checkpoint.saving.part import PartStages, SavePart, begun, clear_tree
@@ -29,7 +29,7 @@ from gracepoint.checkpoint.steps import commit, retention
 from gracepoint.checkpoint.storage import checks
 from gracepoint.checkpoint.storage.storage_path import ended_by
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
-from gracepoint.checkpoint.writing.job import SaveSource
+from gracepoint.checkpoint.writing.pool import SaveSource
 from gracepoint.deadline import Deadline
 from gracepoint.errors import BarrierError, BarrierFailed, GracepointError, HostStateLost, SaveFailed
 from gracepoint.process_group import ProcessGroup

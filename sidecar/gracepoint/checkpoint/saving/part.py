@@ -10,14 +10,14 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from gracepoint.checkpoint.format import layout, ocdbt
+from gracepoint.checkpoint.format import layout, ocdbt, records
 from gracepoint.checkpoint.format.array_spec import ArraySpec, Chunk
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import DoneRecord, ManifestPart, StoredFile, file_of
-from gracepoint.checkpoint.steps import commit, records
+from gracepoint.checkpoint.format.records import DoneRecord, ManifestPart, StoredFile, file_of
+from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.storage import undeleted
 from gracepoint.checkpoint.storage.storage_path import StoragePath, ended_by
-from gracepoint.checkpoint.writing.job import PartSource, WriteJob, WrittenFiles
+from gracepoint.checkpoint.writing.pool import PartSource, WriteJob, WrittenFiles
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 

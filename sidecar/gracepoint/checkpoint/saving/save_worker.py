@@ -38,7 +38,7 @@ import numpy.typing as npt
 from gracepoint.async_calls import worker
 from gracepoint.async_calls.caller import AsyncRequest
 from gracepoint.async_calls.handover import Block
-from gracepoint.async_calls.process_callers import PersistentAsyncCaller
+from gracepoint.async_calls.queue import PersistentAsyncCaller
 from gracepoint.async_calls.worker import trainer_has_died, when_orphaned
 from gracepoint.async_calls.worker_process import CallFailed
 from gracepoint.checkpoint.format.array_spec import ArraySpec, Chunk
@@ -46,7 +46,7 @@ from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.memory import GENERATION, array_at, check_generation
 from gracepoint.checkpoint.options import Silent, WriteOptions
 from gracepoint.checkpoint.saving.part import PartStages, SavePart, begun
-from gracepoint.checkpoint.steps import commit, recovery
+from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, GracepointError, SaveFailed, from_word, to_word
@@ -231,7 +231,7 @@ def _is_urgent(progress: SaveBoard) -> bool:
 def _commit(paths: Layout, temporary: Temporary) -> None:
     if commit.of(paths).is_committed(temporary):
         return
-    if recovery.finish(paths, temporary):
+    if commit.finish(paths, temporary):
         logger.warning("the trainer has died, and its worker has committed %s", temporary.what)
     else:
         logger.warning("the trainer has died, and %s is not durable in all processes yet", temporary.what)

@@ -17,7 +17,7 @@ from gracepoint.checkpoint.format.array_spec import Chunk
 from gracepoint.checkpoint.saving.host_snapshot import Transfer
 from gracepoint.checkpoint.saving.operation import SaveOperation
 from gracepoint.checkpoint.saving.save_worker import HandedOver
-from gracepoint.checkpoint.writing.job import SaveSource
+from gracepoint.checkpoint.writing.pool import SaveSource
 from gracepoint.deadline import Deadline, NewestSnapshot, SnapshotState
 from gracepoint.errors import BarrierCancelled, SaveFailed
 

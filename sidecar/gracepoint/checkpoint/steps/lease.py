@@ -38,7 +38,7 @@ from collections.abc import Callable, Iterator
 from gracepoint import machine
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import listing, retention
-from gracepoint.checkpoint.steps.recovery import by_process_zero
+from gracepoint.checkpoint.steps.commit import by_process_zero
 from gracepoint.checkpoint.storage import checks, undeleted
 from gracepoint.checkpoint.storage.checks import appears
 from gracepoint.checkpoint.storage.storage_path import Generation, StaleGeneration, StoragePath, ended_by

@@ -21,9 +21,9 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format import layout, records
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.steps import commit, records, recovery
+from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.storage.checks import must_not_write
 from gracepoint.checkpoint.storage.storage_path import Child, StoragePath, look_at
 from gracepoint.deadline import Deadline
@@ -326,7 +326,7 @@ def settle(
                 raise
             unknown = [f"what others are still writing in {paths.root} cannot be told: {error}"]
         # Salvage comes after the check: if the writer finished in between, the writer or this salvage commits the save.
-        remarks = recovery.salvage(paths, holds_lease=holds_lease)
+        remarks = commit.salvage(paths, holds_lease=holds_lease)
         live = [t for t in live if t.path.is_folder() and not way.is_committed(t)]
         if not live or deadline.passed():
             late = [f"{t.path} was still being written when the time to wait for it was over" for t in live]

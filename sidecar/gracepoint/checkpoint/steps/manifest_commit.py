@@ -1,7 +1,7 @@
 """Commits steps in stores that cannot rename: a step is committed when it has a manifest.
 
 The objects of a save lie below the step's final name, where Orbax expects them. Its done-records lie in a folder of the
-save next to it, and hold the generation of each object. ``object_layout`` says who may write which object.
+save next to it, and hold the generation of each object. ``object_steps`` says who may write which object.
 
 To **commit**, a process lists the step once. If each object is of the generation in the records, it creates the
 manifest ``_GRACEPOINT``, or replaces a claim by it. Both are conditional, so one process wins. Orbax's marks follow. If
@@ -13,7 +13,7 @@ process puts the save's claim in the place of the old manifest, removes Orbax's 
 commits. If the process dies meanwhile, the next salvage continues, as the save is durable.
 
 To **delete** a step, a process replaces its manifest by a claim that names the trash. From then on the step counts as
-deleted. Its objects are deleted later (``object_deletion``), and the claim last. Objects that Gracepoint did not write
+deleted. Its objects are deleted later (``object_steps``), and the claim last. Objects that Gracepoint did not write
 stay.
 """
 
@@ -26,21 +26,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Claim, Layout, Temporary, is_claim
-from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, merge
-from gracepoint.checkpoint.memory import bytes_of
-from gracepoint.checkpoint.steps.object_deletion import (
-    TOMBSTONE,
-    condemn,
-    copied,
-    copied_in_part,
-    delete_of_save,
-    finish,
-    is_part_of_copy,
-    refuse_foreign,
-    sweep,
-)
-from gracepoint.checkpoint.steps.object_layout import Placement, merge_trees, move, take
-from gracepoint.checkpoint.steps.records import (
+from gracepoint.checkpoint.format.records import (
+    DoneRecord,
+    Manifest,
     Writing,
     all_files,
     done_records,
@@ -48,10 +36,27 @@ from gracepoint.checkpoint.steps.records import (
     is_of,
     manifest_bytes,
     manifest_fields,
+    merge,
     orbax_metadata,
     orbax_success,
     read_manifest,
     standing,
+)
+from gracepoint.checkpoint.memory import bytes_of
+from gracepoint.checkpoint.steps.object_steps import (
+    TOMBSTONE,
+    Placement,
+    condemn,
+    copied,
+    copied_in_part,
+    delete_of_save,
+    finish,
+    is_part_of_copy,
+    merge_trees,
+    move,
+    refuse_foreign,
+    sweep,
+    take,
 )
 from gracepoint.checkpoint.storage import undeleted
 from gracepoint.checkpoint.storage.storage_path import Generation, StaleGeneration, StoragePath, look_at

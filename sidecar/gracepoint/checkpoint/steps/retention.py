@@ -27,7 +27,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from gracepoint.checkpoint.background_thread import BackgroundThread
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout, Temporary
 from gracepoint.checkpoint.steps import commit, listing
@@ -35,6 +34,7 @@ from gracepoint.checkpoint.storage import undeleted
 from gracepoint.checkpoint.storage.storage_path import StoragePath, current_limit, ended_by, look_at
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed, SettingsError
+from gracepoint.threads import BackgroundThread
 
 logger = logging.getLogger(__name__)
 

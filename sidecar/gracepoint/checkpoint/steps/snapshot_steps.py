@@ -19,9 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, merge
+from gracepoint.checkpoint.format.records import DoneRecord, Manifest, Writing, merge
 from gracepoint.checkpoint.memory import ArrayBytes
-from gracepoint.checkpoint.steps.records import Writing
 from gracepoint.checkpoint.storage.snapshot_path import SnapshotPath
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.errors import CheckpointCorrupt, CheckpointTooNew

@@ -36,8 +36,16 @@ from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
 from gracepoint.checkpoint.storage import undeleted
 from gracepoint.checkpoint.storage.buffers import Buffer, UnsyncedFile, checksum_of
 from gracepoint.checkpoint.storage.storage_path import StoragePath, sync_folders
-from gracepoint.checkpoint.writing.job import WriteJob, WrittenFiles
-from gracepoint.checkpoint.writing.pool import FAILED_ENDS_S, Finish, Folders, IdlePriority, WritePool, size_for
+from gracepoint.checkpoint.writing.pool import (
+    FAILED_ENDS_S,
+    Finish,
+    Folders,
+    IdlePriority,
+    WriteJob,
+    WritePool,
+    WrittenFiles,
+    size_for,
+)
 from gracepoint.deadline import Deadline
 
 if TYPE_CHECKING:

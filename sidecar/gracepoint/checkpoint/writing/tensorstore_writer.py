@@ -29,15 +29,14 @@ import tensorstore as ts
 
 from gracepoint.checkpoint.format import layout, ocdbt
 from gracepoint.checkpoint.format.array_spec import ArraySpec, Chunk, as_bytes, folder_of_leaf
-from gracepoint.checkpoint.format.manifest import StoredFile, file_of
+from gracepoint.checkpoint.format.records import StoredFile, file_of
 from gracepoint.checkpoint.memory import ByteLimiter, bytes_of, stored_values
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.storage.buffers import Buffer
 from gracepoint.checkpoint.storage.checks import crc32_of, size_of
 from gracepoint.checkpoint.storage.in_memory import new_context
 from gracepoint.checkpoint.storage.storage_path import StoragePath, sync_folders
-from gracepoint.checkpoint.writing.job import WriteJob, WrittenFiles
-from gracepoint.checkpoint.writing.pool import FAILED_ENDS_S, Folders, WritePool
+from gracepoint.checkpoint.writing.pool import FAILED_ENDS_S, Folders, WriteJob, WritePool, WrittenFiles
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from gracepoint.checkpoint import Saved
-from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format import layout, records
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.format.manifest import DoneRecord, Manifest, merge
+from gracepoint.checkpoint.format.records import DoneRecord, Manifest, merge
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.reading.stored_arrays import ManifestParts
 from gracepoint.checkpoint.saving import planner
-from gracepoint.checkpoint.steps import listing, records, recovery
+from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.checkpoint.verification import verify
 from gracepoint.deadline import Deadline
@@ -140,7 +140,7 @@ def test_a_save_in_parts_that_lost_a_file_is_not_committed(tmp_path: Path, lost:
     arrays = {f"more{number}": np.arange(4) + number for number in range(more)}
     left = leave_uncommitted(tmp_path, 4, (0, 1), more=arrays, options=WriteOptions(use_ocdbt=False))
     (left / lost).unlink()
-    (remark,) = recovery.salvage(Layout(storage_path(tmp_path)))
+    (remark,) = commit.salvage(Layout(storage_path(tmp_path)))
     assert lost in remark
     assert not (tmp_path / "4").exists()
 

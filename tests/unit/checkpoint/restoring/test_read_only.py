@@ -10,8 +10,7 @@ import pytest
 
 from gracepoint import checkpoint
 from gracepoint.checkpoint import CheckpointManager
-from gracepoint.checkpoint.format import layout
-from gracepoint.checkpoint.steps import records
+from gracepoint.checkpoint.format import layout, records
 from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.errors import CheckpointNotFound
 from tests import limits

@@ -22,7 +22,7 @@ from gracepoint.checkpoint.steps.commit import RenameCommit
 from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.checkpoint.storage.posix import PosixPath
 from gracepoint.checkpoint.writing import chunk_writer
-from gracepoint.checkpoint.writing.job import WriteJob
+from gracepoint.checkpoint.writing.pool import WriteJob
 from gracepoint.deadline import Deadline
 from gracepoint.errors import BarrierFailed, BarrierTimeout, SaveFailed
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup

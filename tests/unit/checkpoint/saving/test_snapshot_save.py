@@ -17,7 +17,6 @@ import pytest
 
 from gracepoint import checkpoint
 from gracepoint.checkpoint import AsyncCheckpointer, WriteOptions
-from gracepoint.checkpoint.background_thread import BackgroundThread
 from gracepoint.checkpoint.engine import StepCheckpointer
 from gracepoint.checkpoint.options import Silent
 from gracepoint.checkpoint.saving.executor import SaveExecutor
@@ -27,6 +26,7 @@ from gracepoint.checkpoint.storage.posix import PosixPath
 from gracepoint.deadline import Deadline, NewestSnapshot, Situation, SnapshotState, must_choose, plan
 from gracepoint.errors import GracepointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
+from gracepoint.threads import BackgroundThread
 from tests.slow_storage import SlowStorage
 from tests.unit.checkpoint.fakes.engine import (
     assert_same,

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from gracepoint import threads
-from gracepoint.checkpoint import background_thread
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.steps import commit, retention
 from gracepoint.checkpoint.steps.retention import Retention, StepCleaner
@@ -156,7 +155,7 @@ def test_wherever_the_start_of_the_sweeper_is_interrupted_the_next_one_deletes()
         store = FlatStore()
         cleaner = condemned(store)
         tidy = functools.partial(cleaner.tidy, None, ordinal=2)
-        reached = interrupt_at(tidy, number, [threads, background_thread])
+        reached = interrupt_at(tidy, number, [threads])
         cleaner.tidy(None, ordinal=3)
         cleaner.finish(Deadline.after(30, time.monotonic))
         assert not store.objects, f"bytecode {number}"

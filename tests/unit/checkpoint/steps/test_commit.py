@@ -19,13 +19,12 @@ import pytest
 from gracepoint import checkpoint
 from gracepoint.checkpoint import latest_step
 from gracepoint.checkpoint.engine import StepCheckpointer
-from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format import layout, records
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import DoneRecord
-from gracepoint.checkpoint.steps import commit, records, recovery
+from gracepoint.checkpoint.format.records import DoneRecord, done_records
+from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.steps import listing as catalog
 from gracepoint.checkpoint.steps.commit import RenameCommit
-from gracepoint.checkpoint.steps.records import done_records
 from gracepoint.checkpoint.storage import storage_path as read_many
 from gracepoint.checkpoint.storage.checks import check_size
 from gracepoint.checkpoint.storage.locations import storage_path
@@ -97,7 +96,7 @@ def test_an_incomplete_first_save_is_no_checkpoint_and_the_log_says_so(
 def test_a_durable_save_with_a_file_that_was_cut_is_not_salvaged(tmp_path: Path) -> None:
     folder = leave_uncommitted(tmp_path, 4, (0, 1))
     (folder / "default/w/0.0").write_bytes(b"")
-    remarks = recovery.salvage(Layout(storage_path(tmp_path)))
+    remarks = commit.salvage(Layout(storage_path(tmp_path)))
     assert "w/0.0 has 0 bytes, expected 16" in remarks[0]
     assert not (tmp_path / "4").exists()
 
@@ -113,21 +112,21 @@ def test_a_save_that_another_process_commits_meanwhile_is_not_damaged(
 
     def after_the_other(path: StoragePath, size_bytes: int) -> None:
         monkeypatch.setattr(commit, "check_size", real)
-        assert recovery.finish(paths, left)
+        assert commit.finish(paths, left)
         real(path, size_bytes)
 
     monkeypatch.setattr(commit, "check_size", after_the_other)
     if way == "salvage":
-        assert recovery.salvage(paths) == []
+        assert commit.salvage(paths) == []
     else:
-        assert recovery.finish(paths, left)
+        assert commit.finish(paths, left)
     assert latest_step(tmp_path) == 4
 
 
 def test_a_damaged_done_record_is_as_none(tmp_path: Path) -> None:
     folder = leave_uncommitted(tmp_path, 4, (0, 1))
     (folder / "done.process_1.json").write_text("{}")
-    assert "done.process_1.json cannot be read" in recovery.salvage(Layout(storage_path(tmp_path)))[0]
+    assert "done.process_1.json cannot be read" in commit.salvage(Layout(storage_path(tmp_path)))[0]
     assert not (tmp_path / "4").exists()
 
 
@@ -140,7 +139,7 @@ def test_salvage_that_may_only_read_leaves_the_save_and_says_so(
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(RenameCommit, "finalize", read_only)
-    assert recovery.salvage(Layout(storage_path(tmp_path))) == [
+    assert commit.salvage(Layout(storage_path(tmp_path))) == [
         f"{folder} is not salvaged: [Errno {errno.EROFS}] Read-only file system"
     ]
 
@@ -153,7 +152,7 @@ def test_any_number_of_salvagers_may_race(tmp_path: Path) -> None:
     def run() -> None:
         start.wait(60)
         try:
-            recovery.salvage(Layout(storage_path(tmp_path)))
+            commit.salvage(Layout(storage_path(tmp_path)))
         except BaseException as error:  # noqa: BLE001 - shown by the assertion
             errors.append(error)
 
@@ -170,7 +169,7 @@ def test_any_number_of_salvagers_may_race(tmp_path: Path) -> None:
 def test_salvage_never_replaces_a_step_that_was_committed_since_the_save(tmp_path: Path) -> None:
     folder = leave_uncommitted(tmp_path, 4, (0, 1))
     in_gang(2, lambda gang: save(engine(tmp_path, gang, attempt="other"), 4, small_state(1)))
-    remarks = recovery.salvage(Layout(storage_path(tmp_path)))
+    remarks = commit.salvage(Layout(storage_path(tmp_path)))
     assert f"{folder} is left" in remarks[0]
     assert folder.exists()
     restored = restore(tmp_path, small_state())
@@ -284,7 +283,7 @@ def test_disk_failure_during_recovery_raises(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(RenameCommit, "finalize", fails)
     with pytest.raises(OSError, match=re.escape(os.strerror(number))):
-        recovery.salvage(Layout(storage_path(tmp_path)))
+        commit.salvage(Layout(storage_path(tmp_path)))
 
 
 def test_step_committed_while_a_damaged_one_moves_is_not_replaced(
@@ -302,7 +301,7 @@ def test_step_committed_while_a_damaged_one_moves_is_not_replaced(
         save(engine(tmp_path, attempt="other"), 4, small_state(9))
 
     monkeypatch.setattr(RenameCommit, "discard", discard)
-    (remark,) = recovery.salvage(Layout(storage_path(tmp_path)))
+    (remark,) = commit.salvage(Layout(storage_path(tmp_path)))
     assert f"{left} is left" in remark
     restored = restore(tmp_path, small_state())
     assert restored is not None
@@ -314,7 +313,7 @@ def test_a_step_that_gets_its_name_back_has_it_durably(tmp_path: Path, monkeypat
     (tmp_path / "4").rename(tmp_path / "4.gracepoint-aside.job-0-a.1")
     synced: list[tuple[StoragePath, bool]] = []
     monkeypatch.setattr(PosixPath, "sync", lambda path: synced.append((path, (tmp_path / "4").is_dir())))
-    assert recovery.salvage(Layout(storage_path(tmp_path))) == []
+    assert commit.salvage(Layout(storage_path(tmp_path))) == []
     assert synced == [(storage_path(tmp_path), True)]
 
 
@@ -342,9 +341,9 @@ def test_a_step_that_cannot_be_given_its_name_back(
     monkeypatch.setattr(records, "is_damaged", meanwhile)
     if what == "the disk fails":
         with pytest.raises(OSError, match="Input/output error"):
-            recovery.salvage(Layout(storage_path(tmp_path)))
+            commit.salvage(Layout(storage_path(tmp_path)))
     else:
-        assert recovery.salvage(Layout(storage_path(tmp_path))) == []
+        assert commit.salvage(Layout(storage_path(tmp_path))) == []
         assert (tmp_path / "4" / layout.MANIFEST).is_file()
         assert "again" not in caplog.text, "this process has done nothing"
 
@@ -404,7 +403,7 @@ def test_durable_save_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     for process in range(2):
         make_newer(folder / layout.done_record(process))
     set_age(folder, 3700)
-    (remark,) = recovery.salvage(Layout(storage_path(tmp_path)))
+    (remark,) = commit.salvage(Layout(storage_path(tmp_path)))
     assert "is not salvaged" in remark
     assert "newer Gracepoint" in remark
     assert restore(tmp_path, small_state(), attempt="job-1-b") is None
@@ -416,7 +415,7 @@ def test_what_another_salvager_committed_meanwhile_is_put_back(tmp_path: Path, m
     in_gang(2, lambda gang: save(engine(tmp_path, gang), 4, small_state(9), {"data": 5}))
     looks = iter([True, False])  # damaged at first, and by then the other's
     monkeypatch.setattr(records, "is_damaged", lambda folder: next(looks, False))
-    remarks = recovery.salvage(Layout(storage_path(tmp_path)))
+    remarks = commit.salvage(Layout(storage_path(tmp_path)))
     assert "there is a folder for step 4 already" in remarks[0]
     assert (tmp_path / "4" / layout.MANIFEST).is_file(), "at once, and not at the next start"
     assert_same(in_two(tmp_path)[0].state, small_state(9))
@@ -443,10 +442,10 @@ def test_good_step_moved_by_a_dead_process_gets_its_name_back(
     monkeypatch.setattr(records, "is_damaged", dying)
     if died == "before it looked again":
         with pytest.raises(SystemExit):
-            recovery.salvage(Layout(storage_path(tmp_path)))
+            commit.salvage(Layout(storage_path(tmp_path)))
         assert not (tmp_path / "4").exists()
     else:
-        (remark,) = recovery.salvage(Layout(storage_path(tmp_path)))
+        (remark,) = commit.salvage(Layout(storage_path(tmp_path)))
         assert "there is a folder for step 4 already" in remark
         shutil.rmtree(tmp_path / "4")
     monkeypatch.setattr(records, "is_damaged", real)
@@ -457,7 +456,7 @@ def test_a_foreign_folder_that_was_moved_aside_stays_there(tmp_path: Path) -> No
     aside = tmp_path / "4.gracepoint-aside.job-0-a.1"
     aside.mkdir()
     (aside / "theirs").touch()
-    assert recovery.salvage(Layout(storage_path(tmp_path))) == []
+    assert commit.salvage(Layout(storage_path(tmp_path))) == []
     assert (aside / "theirs").exists()
 
 
@@ -614,7 +613,7 @@ def test_survivor_fails_when_its_peer_died_before_its_done_record(tmp_path: Path
 
 
 def test_records_that_miss_a_chunk_are_refused(tmp_path: Path) -> None:
-    from gracepoint.checkpoint.format.manifest import merge
+    from gracepoint.checkpoint.format.records import merge
 
     folder = leave_uncommitted(tmp_path, 4, (0, 1))
     records = done_records(storage_path(folder))

@@ -9,11 +9,10 @@ import pytest
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import Manifest
-from gracepoint.checkpoint.steps import commit, listing, recovery
+from gracepoint.checkpoint.format.records import Manifest, done_records
+from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.checkpoint.steps.commit import RenameCommit
 from gracepoint.checkpoint.steps.manifest_commit import ManifestCommit
-from gracepoint.checkpoint.steps.records import done_records
 from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.errors import CheckpointTooNew
 from tests.unit.checkpoint.steps.fakes.small_saves import STEP, write
@@ -119,7 +118,7 @@ def test_a_step_of_a_newer_version_is_not_replaced(paths: Layout) -> None:
 def test_a_start_finishes_a_replacement_that_had_become_durable(paths: Layout) -> None:
     committed(paths, "a", b"first")
     write(paths, "b", content=b"second")
-    assert recovery.salvage(paths) == []
+    assert commit.salvage(paths) == []
     assert contents(paths) == b"second"
 
 
@@ -148,7 +147,7 @@ def test_a_start_replaces_a_step_that_is_known_to_be_damaged(paths: Layout) -> N
 
 def test_a_committed_save_is_nothing_to_salvage(paths: Layout) -> None:
     committed(paths, "a", b"first")
-    assert recovery.salvage(paths) == []
+    assert commit.salvage(paths) == []
     assert list(commit.of(paths).interrupted()) == []
     assert contents(paths) == b"first"
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.steps import commit, recovery
+from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from tests.hypothesis_profiles import examples, portion
@@ -81,7 +81,7 @@ def test_a_retention_that_deletes_the_newest_is_found(monkeypatch: pytest.Monkey
 
 
 def test_a_salvage_under_a_live_writer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = recovery.salvage
+    real = commit.salvage
 
     def clearing(paths: Layout, *, holds_lease: bool) -> list[str]:
         remarks = real(paths, holds_lease=holds_lease)
@@ -89,6 +89,6 @@ def test_a_salvage_under_a_live_writer_is_found(monkeypatch: pytest.MonkeyPatch)
             commit.of(paths).discard(temporary.path, paths.trash(temporary.step, temporary.attempt, temporary.ordinal))
         return remarks
 
-    monkeypatch.setattr(recovery, "salvage", clearing)
+    monkeypatch.setattr(commit, "salvage", clearing)
     with pytest.raises(AssertionError, match="was taken away from its living writer"):
         run_state_machine_as_test(CommitMachine, settings=WRONG)

@@ -8,8 +8,8 @@ import pytest
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.format.manifest import DoneRecord
-from gracepoint.checkpoint.steps import commit, listing, object_layout
+from gracepoint.checkpoint.format.records import DoneRecord
+from gracepoint.checkpoint.steps import commit, listing, object_steps
 from gracepoint.errors import SaveFailed
 from tests.unit.checkpoint.steps.fakes.small_saves import STEP, write
 from tests.unit.checkpoint.storage.fakes.flat import FlatPath, FlatStore
@@ -45,7 +45,7 @@ def test_a_replaced_step_is_moved_in_bounded_pieces(monkeypatch: pytest.MonkeyPa
     _, paths = new_store()
     assert commit.of(paths).finalize(write(paths, "a"), replace=True)
     temporary = write(paths, "b", content=b"12345678")
-    monkeypatch.setattr(object_layout, "MOVED_AT_ONCE_BYTES", 8)
+    monkeypatch.setattr(object_steps, "MOVED_AT_ONCE_BYTES", 8)
     batches: list[int] = []
     real = FlatPath.at_once
 

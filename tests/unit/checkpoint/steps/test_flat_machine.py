@@ -11,7 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Claim
-from gracepoint.checkpoint.steps.object_layout import Placement
+from gracepoint.checkpoint.steps.object_steps import Placement
 from gracepoint.checkpoint.storage.storage_path import Generation
 from tests.hypothesis_profiles import portion
 from tests.unit.checkpoint.steps.fakes.flat_machine import EVENTS, MOMENTS_OF_A_SAVE, DigestMachine, FlatMachine

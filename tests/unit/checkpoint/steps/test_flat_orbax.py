@@ -6,7 +6,7 @@ import pytest
 
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.steps import commit, listing, recovery
+from gracepoint.checkpoint.steps import commit, listing
 from gracepoint.errors import SaveFailed
 from tests.unit.checkpoint.steps.fakes.small_saves import STEP, write
 from tests.unit.checkpoint.storage.fakes.flat import FlatPath, FlatStore
@@ -96,5 +96,5 @@ def test_a_durable_save_of_a_step_that_orbax_has_written_does_not_end_a_start() 
     paths = Layout(FlatPath(store, "run"))
     write(paths, "a")
     write_orbax(store, WITHOUT_MARKS)
-    (remark,) = recovery.salvage(paths)
+    (remark,) = commit.salvage(paths)
     assert "delete it, or move it away" in remark

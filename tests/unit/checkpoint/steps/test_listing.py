@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from gracepoint.checkpoint import ArrayHandler, ParamInfo
+from gracepoint.checkpoint.format import records
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.restoring import restore_path
-from gracepoint.checkpoint.steps import commit, records
+from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.process_group import SingleProcess
 from tests.unit.checkpoint.fakes.engine import engine, save, small_state

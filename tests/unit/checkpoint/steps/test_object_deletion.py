@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format import layout, records
 from gracepoint.checkpoint.format.layout import Layout
-from gracepoint.checkpoint.steps import commit, listing, object_deletion, records
+from gracepoint.checkpoint.steps import commit, listing, object_steps
 from gracepoint.checkpoint.storage.checks import check_contents
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
@@ -62,7 +62,7 @@ def test_two_processes_do_not_delete_one_step_at_once(kind: type[FlatStore]) -> 
     def before(operation: str, key: str) -> None:
         if operation == "delete" and not others:
             others.append(True)
-            others.append(object_deletion.sweep(paths.step(STEP), paths.trash(STEP, "a", 2).name))
+            others.append(object_steps.sweep(paths.step(STEP), paths.trash(STEP, "a", 2).name))
 
     store.before = before
     commit.of(paths).empty_trash()
@@ -111,7 +111,7 @@ def test_a_save_ends_a_deletion_whose_process_has_died(kind: type[FlatStore]) ->
     began_s = store.time_s
     assert commit.of(paths).finalize(write(paths, "b", content=b"two"), replace=True)
     check_whole(paths)
-    assert object_deletion.FREE_S - 1 < store.time_s - began_s < object_deletion.FREE_S + 5
+    assert object_steps.FREE_S - 1 < store.time_s - began_s < object_steps.FREE_S + 5
 
 
 def test_a_save_waits_for_a_deletion_until_its_deadline() -> None:
@@ -142,8 +142,8 @@ def test_a_sweeper_renews_its_claim_and_stops_when_it_has_lost_it() -> None:
 
     def before(operation: str, key: str) -> None:
         if operation == "delete" and key in names:
-            store.time_s += object_deletion.LAST_REQUEST_S + 1
+            store.time_s += object_steps.LAST_REQUEST_S + 1
 
     store.before = before
-    assert not object_deletion.sweep(paths.step(STEP), paths.trash(STEP, "a", 2).name)
+    assert not object_steps.sweep(paths.step(STEP), paths.trash(STEP, "a", 2).name)
     assert any(name in store.objects for name in names)

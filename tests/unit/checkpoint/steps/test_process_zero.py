@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gracepoint.checkpoint.steps.recovery import by_process_zero
+from gracepoint.checkpoint.steps.commit import by_process_zero
 from gracepoint.deadline import Deadline
 from gracepoint.errors import BarrierTimeout, CheckpointError, CheckpointNotFound, CheckpointTooNew
 from gracepoint.process_group import ProcessGroup

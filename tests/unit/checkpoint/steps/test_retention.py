@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings, strategies
 
 from gracepoint import checkpoint
-from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format import layout, records
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.reading import stored_tree
-from gracepoint.checkpoint.steps import listing, records, retention
+from gracepoint.checkpoint.steps import listing, retention
 from gracepoint.checkpoint.steps.commit import RenameCommit
 from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.checkpoint.storage.locations import storage_path

@@ -23,7 +23,7 @@ import pytest
 
 from gracepoint.checkpoint import WriteOptions
 from gracepoint.checkpoint.format.array_spec import ArraySpec, Chunk, Format
-from gracepoint.checkpoint.format.manifest import StoredFile
+from gracepoint.checkpoint.format.records import StoredFile
 from gracepoint.checkpoint.memory import ArrayBytes, aligned_empty, bytes_of
 from gracepoint.checkpoint.storage.buffers import ALIGNMENT_BYTES, BLOCK_BYTES, Buffer
 from gracepoint.checkpoint.storage.locations import local_path, storage_path
@@ -31,8 +31,7 @@ from gracepoint.checkpoint.storage.posix import PosixPath
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.checkpoint.writing import chunk_writer as file_writer
 from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter, FileWriter
-from gracepoint.checkpoint.writing.job import WriteJob
-from gracepoint.checkpoint.writing.pool import THREADS, Folders
+from gracepoint.checkpoint.writing.pool import THREADS, Folders, WriteJob
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from gracepoint.process_group import ProcessGroup

@@ -17,9 +17,9 @@ import pytest
 from gracepoint.checkpoint.async_checkpointer import AsyncCheckpointer
 from gracepoint.checkpoint.format import ocdbt
 from gracepoint.checkpoint.format.layout import Layout
+from gracepoint.checkpoint.format.records import done_records
 from gracepoint.checkpoint.options import SaveArgs, WriteOptions
-from gracepoint.checkpoint.steps import recovery
-from gracepoint.checkpoint.steps.records import done_records
+from gracepoint.checkpoint.steps import commit
 from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.errors import CheckpointCorrupt, SaveFailed
 from tests.unit.checkpoint.fakes.engine import (
@@ -139,7 +139,7 @@ def test_any_number_of_processes_may_salvage_at_once(tmp_path: Path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(ocdbt, "merge", _broken)
         outcomes_in_gang(2, lambda gang: save(engine(tmp_path, gang, options=WriteOptions(use_ocdbt=True)), 1, state))
-    remarks = in_gang(4, lambda gang: recovery.salvage(Layout(storage_path(tmp_path))))
+    remarks = in_gang(4, lambda gang: commit.salvage(Layout(storage_path(tmp_path))))
     assert not any("not salvaged" in remark for found in remarks for remark in found), remarks
     restored = restore(tmp_path, state)
     assert restored is not None

@@ -16,14 +16,13 @@ import pytest
 
 from gracepoint.checkpoint import WriteOptions
 from gracepoint.checkpoint.format.array_spec import ArraySpec, Chunk
-from gracepoint.checkpoint.format.manifest import StoredFile
+from gracepoint.checkpoint.format.records import StoredFile
 from gracepoint.checkpoint.storage import buffers, posix
 from gracepoint.checkpoint.storage.buffers import BLOCK_BYTES
 from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.checkpoint.writing import chunk_writer
 from gracepoint.checkpoint.writing.chunk_writer import FileWriter
-from gracepoint.checkpoint.writing.job import WriteJob
-from gracepoint.checkpoint.writing.pool import THREADS, IdlePriority
+from gracepoint.checkpoint.writing.pool import THREADS, IdlePriority, WriteJob
 from gracepoint.checksum import crc32
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed

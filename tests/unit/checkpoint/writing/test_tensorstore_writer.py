@@ -16,7 +16,7 @@ import pytest
 from gracepoint.checkpoint.format.array_spec import ArraySpec, Chunk, Format
 from gracepoint.checkpoint.options import WriteOptions
 from gracepoint.checkpoint.storage.locations import storage_path
-from gracepoint.checkpoint.writing.job import WriteJob, WrittenFiles
+from gracepoint.checkpoint.writing.pool import WriteJob, WrittenFiles
 from gracepoint.checkpoint.writing.tensorstore_writer import TensorStoreWriter
 from gracepoint.deadline import Deadline
 

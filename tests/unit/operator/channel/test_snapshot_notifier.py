@@ -18,9 +18,9 @@ import pytest
 from gracepoint.deadline import Deadline
 from gracepoint.snapshots.snapshot_client import SnapshotClient
 from gracepoint.snapshots.snapshot_server import SnapshotFiles, SnapshotLimits, SnapshotServer
-from gracepoint.wire.capability import Right, read_capability
 from gracepoint.wire.frames import Frame, SnapshotPlacement
 from gracepoint.wire.messages import SnapshotReport
+from gracepoint.wire.snapshot_requests import Right, read_capability
 from gracepoint_operator.channel.subscribers import Subscriber
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.recording import snapshot_holdings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gracepoint.wire.capability import Capability, NotGenuine, Right, read_capability
+from gracepoint.wire.snapshot_requests import Capability, NotGenuine, Right, read_capability
 from gracepoint_operator.kube import objects
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.trust import bundle

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gracepoint_operator.webhooks.eviction_hold import forbid
+from gracepoint_operator.webhooks.admission import forbid
 
 LABELS = {"app": "llm", "tier": "gpu"}
 

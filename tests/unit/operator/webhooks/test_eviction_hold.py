@@ -17,8 +17,8 @@ from gracepoint_operator.model import evictions
 from gracepoint_operator.model.evictions import Hold
 from gracepoint_operator.model.preemption_record import PreemptionRecord
 from gracepoint_operator.resources import SignalKind
-from gracepoint_operator.webhooks import eviction_hold
-from gracepoint_operator.webhooks.eviction_hold import EvictionHold
+from gracepoint_operator.webhooks import admission
+from gracepoint_operator.webhooks.admission import EvictionHold
 from gracepoint_operator.workloads import JOBSETS, read_pod
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
@@ -373,7 +373,7 @@ async def test_a_budget_counts_if_the_node_cannot_be_read(
 async def test_an_attempt_waits_once_for_the_api_server_and_not_for_one_answer_after_another(
     api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eviction_hold, "LOOK_WITHIN_S", 30.0)
+    monkeypatch.setattr(admission, "LOOK_WITHIN_S", 30.0)
     reads, lists, all_asked = api.get, api.list, asyncio.Event()
     unasked = {kinds.PREEMPTIONS, kinds.POD_DISRUPTION_BUDGETS, kinds.NODES}
 
@@ -405,7 +405,7 @@ async def test_an_attempt_waits_once_for_the_api_server_and_not_for_one_answer_a
 async def test_what_the_answer_does_not_need_is_not_waited_for(
     api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eviction_hold, "LOOK_WITHIN_S", 600.0)
+    monkeypatch.setattr(admission, "LOOK_WITHIN_S", 600.0)
     reads, begun, ended, both_hang = api.get, [], [], asyncio.Event()
 
     async def hangs(kind: kinds.Kind) -> None:
@@ -646,7 +646,7 @@ async def test_a_pod_that_is_not_ready_goes_where_its_budget_lets_it(api: Memory
 async def test_unanswering_api_server_costs_bounded_time_and_no_hold(
     api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eviction_hold, "LOOK_WITHIN_S", 0.01)
+    monkeypatch.setattr(admission, "LOOK_WITHIN_S", 0.01)
     async with running(api, clock) as replica:
 
         async def silent(*args: object, **kwargs: object) -> Body:

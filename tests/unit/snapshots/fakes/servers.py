@@ -23,7 +23,7 @@ from gracepoint.snapshots.exchange import frame, read_frame, receive
 from gracepoint.snapshots.snapshot_client import SnapshotClient
 from gracepoint.snapshots.snapshot_server import SnapshotFiles, SnapshotLimits, SnapshotServer
 from gracepoint.snapshots.snapshot_servers import ServerAt, ServerPlacement, SnapshotServers
-from gracepoint.wire.capability import Capability, Right, write_capability
+from gracepoint.wire.snapshot_requests import Capability, Right, write_capability
 from tests.waiting import until
 
 NAME = "snapshots.gracepoint.test"

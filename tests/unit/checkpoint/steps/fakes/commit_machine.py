@@ -15,10 +15,10 @@ from typing import ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from gracepoint.checkpoint.format import layout
+from gracepoint.checkpoint.format import layout, records
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import StoredFile, file_of
-from gracepoint.checkpoint.steps import commit, listing, records, retention
+from gracepoint.checkpoint.format.records import StoredFile, file_of
+from gracepoint.checkpoint.steps import commit, listing, retention
 from gracepoint.checkpoint.steps.retention import Retention
 from gracepoint.checkpoint.storage.checks import check_contents
 from gracepoint.checkpoint.storage.locations import storage_path

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gracepoint.checkpoint.format.array_spec import tree_digest
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import DoneRecord, StoredFile
+from gracepoint.checkpoint.format.records import DoneRecord, StoredFile
 from gracepoint.checkpoint.steps import commit
 
 

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from gracepoint.checkpoint.format import layout
 from gracepoint.checkpoint.format.array_spec import tree_digest
 from gracepoint.checkpoint.format.layout import Layout, Temporary
-from gracepoint.checkpoint.format.manifest import DoneRecord, StoredFile
+from gracepoint.checkpoint.format.records import DoneRecord, StoredFile, Writing
 from gracepoint.checkpoint.memory import bytes_of
 from gracepoint.checkpoint.steps import commit
-from gracepoint.checkpoint.steps.records import Writing
 from gracepoint.checkpoint.storage.buffers import Buffer
 from gracepoint.checkpoint.writing.pool import Folders
 

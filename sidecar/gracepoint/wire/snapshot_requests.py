@@ -1,9 +1,13 @@
-"""Capabilities: what the operator lets one attempt of a workload do at snapshot servers, as a text that proves itself.
+"""What a client shows to a snapshot server: a frame, and the capability that says what it may do.
 
-The operator gives the text to the pods of a workload over the authenticated channel. They show it to a server. A server
-that has the key needs nothing else to judge it. The text is ``v1.KEY_ID.PAYLOAD.MAC``: the payload is a JSON object in
-URL-safe Base64, and the MAC is HMAC-SHA256 of all that stands before its dot. During a rotation servers have two keys,
-and ``KEY_ID`` says which one was used.
+A **frame** is a prefix, and a header that is a JSON object. ``gracepoint.snapshots.exchange`` says what the requests
+and their answers are.
+
+A **capability** is what the operator lets one attempt of a workload do, as a text that proves itself. The operator
+gives the text to the pods of a workload over the authenticated channel. They show it to a server. A server that has the
+key needs nothing else to judge it. The text is ``v1.KEY_ID.PAYLOAD.MAC``: the payload is a JSON object in URL-safe
+Base64, and the MAC is HMAC-SHA256 of all that stands before its dot. During a rotation servers have two keys, and
+``KEY_ID`` says which one was used.
 
 A server refuses a capability with a field that it does not know, unlike a reader of messages: a newer operator may
 limit something by it. The time of the end is absolute, as nothing else can be judged alone; the operator gives hours,
@@ -19,11 +23,27 @@ import hashlib
 import hmac
 import json
 import re
+import struct
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
 from gracepoint.errors import WireError
+
+MAGIC = b"GPS1"
+#: The magic number and the length of the header, in bytes.
+PREFIX = struct.Struct(">4sI")
+#: The longest header, in bytes. A hello with the longest capability fits.
+LONGEST_HEADER_BYTES = 8192
+
+
+def frame(**header: object) -> bytes:
+    """Returns a frame with this header."""
+    data = json.dumps(header, separators=(",", ":")).encode()
+    if len(data) > LONGEST_HEADER_BYTES:
+        raise WireError(f"expected a header of up to {LONGEST_HEADER_BYTES} bytes, found {len(data)}")
+    return PREFIX.pack(MAGIC, len(data)) + data
+
 
 #: The longest text, in characters.
 LONGEST_CHARACTERS = 2048

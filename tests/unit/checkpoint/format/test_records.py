@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from gracepoint.checkpoint import CheckpointManager
-from gracepoint.checkpoint.format import layout
-from gracepoint.checkpoint.format.manifest import Manifest, ManifestPart, StoredFile
-from gracepoint.checkpoint.steps import records
+from gracepoint.checkpoint.format import layout, records
+from gracepoint.checkpoint.format.records import Manifest, ManifestPart, StoredFile
 from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.errors import CheckpointCorrupt
 from gracepoint.process_group import ProcessGroup
