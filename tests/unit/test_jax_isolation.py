@@ -32,7 +32,7 @@ OF_JAX = {
 TELLS = {"bool_", "complexfloating", "finfo", "floating", "iinfo", "integer", "issubdtype", "key_impl", "ndarray"}
 #: What modules use otherwise, and why.
 EXCEPTIONS = {
-    "checkpoint/restoring/replicas.py": {"bitcast_convert_type", "complex"},  # of a function that ``jit`` traces
+    "checkpoint/restoring/placement.py": {"bitcast_convert_type", "complex"},  # of a function that ``jit`` traces
     "checkpoint/restoring/start_state.py": {"eval_shape"},  # of the user's ``init``, as the user has set JAX
     "session/compilation.py": {"jit"},  # of the user's step, likewise
 }
