@@ -1,4 +1,8 @@
-"""What ``benchmarks.operator_scale`` has measured, as figures. Pure."""
+"""What ``benchmarks.operator_scale`` has measured, as figures. Pure.
+
+Goals for times and for shares of a core are those of a machine on which the plain list takes ``LIMIT_CPU_S`` for each
+object. On a slower one, by the plain list of the same run, they are larger in proportion.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,8 @@ _MIB = 1 << 20
 _READY_S = 60.0
 _PEAK_MIB, _AFTER_MIB = 512, 300
 _IDLE_PERCENT = 2.0
+#: CPU time of the plain list for each object, on the machine that goals are for.
+LIMIT_CPU_S = 450e-6
 #: CPU time of one callback. How long it takes depends on what else the cores do, here everything.
 _CALLBACK_S = 0.05
 _NOTICE_S, _BIG_S, _EVICTION_S, _FLOODED_EVICTION_S = 1.0, 2.0, 0.2, 0.3
@@ -29,6 +35,11 @@ class Limit(NamedTuple):
     objects: int
     bytes: int
     api_cpu_s: float
+
+    @property
+    def slowness(self) -> float:
+        """How many times slower this machine is than the one that goals are for; 1 on a faster one."""
+        return max(1.0, self.cpu_s / self.objects / LIMIT_CPU_S)
 
 
 @dataclasses.dataclass
@@ -116,6 +127,7 @@ def _without_clients(measured: Measured) -> list[Figure]:
     return [
         Figure("limit: a plain list of the same objects", limit.wall_s, "s"),
         Figure("limit: its CPU", limit.cpu_s, "s"),
+        Figure("limit: how much slower this machine is than the one of the goals", limit.slowness, "x"),
         Figure("limit: CPU of the API server and etcd", limit.api_cpu_s, "s"),
         Figure("limit: bytes", limit.bytes / _MIB, "MiB"),
         Figure("start: until ready", max(starts.wall_s), "s", _READY_S),
@@ -124,35 +136,39 @@ def _without_clients(measured: Measured) -> list[Figure]:
         Figure("start: CPU of the API server and etcd", max(starts.api_cpu_s), "s"),
         Figure("memory: peak of the start", measured.start_peak_bytes / _MIB, "MiB", _PEAK_MIB),
         Figure("memory: after the start", max(measured.settled_bytes) / _MIB, "MiB", _AFTER_MIB),
-        *_blocked("start", starts.blocked),
-        Figure("idle: share of a core", measured.idle * 100, "%", _IDLE_PERCENT),
+        *_blocked("start", starts.blocked, limit.slowness),
+        Figure("idle: share of a core", measured.idle * 100, "%", _IDLE_PERCENT * limit.slowness),
     ]
 
 
 def _with_clients(measured: Measured) -> list[Figure]:
+    slowness = measured.limit.slowness
+    evictions_s = _FLOODED_EVICTION_S if measured.scrape_s else _EVICTION_S
     return [
         Figure(f"connect: {measured.connections} clients", measured.connected_s, "s"),
         *_placed(measured),
         Figure("connect: CPU of both replicas", measured.connect_cpu_s, "s"),
         Figure("connect: memory of the larger replica", max(measured.connected_bytes) / _MIB, "MiB"),
-        *_latencies("disruptions, 100 a minute: told", measured.notice_s, _NOTICE_S),
+        *_latencies("disruptions, 100 a minute: told", measured.notice_s, _NOTICE_S * slowness),
         Figure("disruptions: share of a core", measured.disruptions_busy * 100, "%"),
         Figure(f"{measured.open_gangs} open preemptions: share of a core", measured.open_busy * 100, "%"),
-        *_latencies(f"{measured.size.big} pods of one JobSet, two replicas: told", measured.told_by_both_s, _BIG_S),
-        *_latencies(f"{measured.size.big} pods of one JobSet, one replica: told", measured.told_by_one_s, _BIG_S),
+        *_latencies(
+            f"{measured.size.big} pods of one JobSet, two replicas: told", measured.told_by_both_s, _BIG_S * slowness
+        ),
+        *_latencies(
+            f"{measured.size.big} pods of one JobSet, one replica: told", measured.told_by_one_s, _BIG_S * slowness
+        ),
         Figure("big: CPU of the operator, two replicas", measured.big_cpu_s[0], "s"),
         Figure("big: CPU of the operator, one replica", measured.big_cpu_s[1], "s"),
         Figure("failover: all clients connected again", measured.reconnected_s, "s"),
         Figure("failover: memory of the replica that is left", measured.failed_over_bytes / _MIB, "MiB"),
         Figure("memory: the most of the first replica", measured.most_bytes / _MIB, "MiB"),
-        *_latencies(
-            "evictions: answered", measured.eviction_s, _FLOODED_EVICTION_S if measured.scrape_s else _EVICTION_S
-        ),
+        *_latencies("evictions: answered", measured.eviction_s, evictions_s * slowness),
         Figure("evictions that were not answered", measured.evictions_failed, "", 0),
         *([Figure("scrapes of both replicas: at most", max(measured.scrape_s), "s")] if measured.scrape_s else []),
         Figure("notices that did not come", measured.missed, "", 0),
         Figure("receipts that were not taken", measured.receipts_missed, ""),
-        *_blocked("after the start", measured.blocked),
+        *_blocked("after the start", measured.blocked, slowness),
     ]
 
 
@@ -172,7 +188,7 @@ def _latencies(what: str, seconds: Sequence[float], goal_s: float) -> list[Figur
     ]
 
 
-def _blocked(when: str, blocked: Sequence[Blocked]) -> list[Figure]:
+def _blocked(when: str, blocked: Sequence[Blocked], slowness: float) -> list[Figure]:
     """The longest that one callback held the controller's loop and the channel's, and how much of that was its work."""
     found = []
     for thread, loop in (("server", "controller's loop"), ("channel", "channel's loop")):
@@ -180,5 +196,5 @@ def _blocked(when: str, blocked: Sequence[Blocked]) -> list[Figure]:
         took_s = max((item.took_s for item in of_loop), default=0.0)
         worked_s = max((item.worked_s for item in of_loop), default=0.0)
         found.append(Figure(f"{when}: {loop} blocked at most", took_s, "s"))
-        found.append(Figure(f"{when}: {loop}, CPU of the longest callback", worked_s, "s", _CALLBACK_S))
+        found.append(Figure(f"{when}: {loop}, CPU of the longest callback", worked_s, "s", _CALLBACK_S * slowness))
     return found
