@@ -2,7 +2,8 @@
 
 In the repository, pages link to files outside ``docs``, for example ``../ARCHITECTURE.md``. On the site, these files
 are in the folder ``project``, and the links lead there. The theme would load a script from elsewhere for the search on
-pages that were opened from a disk; ``offline-worker.js`` is in its place.
+pages that were opened from a disk; ``offline-worker.js`` is in its place. Long names may be broken where a reader would
+break them: ``GRACEPOINT_`` / ``SAVE_`` / ``EVERY_`` / ``STEPS``.
 """
 
 from __future__ import annotations
@@ -31,6 +32,17 @@ _WORKER = "offline-worker.js"
 _STYLES = "extra.css"
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 _BLOCK = re.compile(r"(^```.*?^```$)", re.S | re.M)
+#: The first line of a field in the list of a policy's fields, and the last line of a row of the catalogue. Each is on a
+#: line of its own in the file, and stays so on the site.
+_FIELD = re.compile(r"^(- \*\*`[\w.]+`\*\* \([^`]*?\))(?=\n  \S)", re.M)
+_ROW_END = re.compile(r"(?=\n  \*[A-Z])")
+_PART = re.compile(r"(<pre\b.*?</pre>|<td\b.*?</td>)", re.S)
+_CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
+#: An entity, which stays whole, or a place between two characters at which a name may be broken.
+_BREAK = re.compile(r"&#?\w+;|(?<=[\w/][._/,=(\[])(?=[A-Za-z{])")
+#: In a table, whose columns are narrow, also before a capital letter.
+_BREAK_IN_TABLE = re.compile(_BREAK.pattern + "|(?<=[a-z0-9])(?=[A-Z])")
+_FLAG = re.compile(r"(?<![\w-])--?\w[\w-]*")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -67,19 +79,35 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         place = target.removeprefix(f"{_DOCS}/") if target.startswith(f"{_DOCS}/") else f"{_PROJECT}/{target}"
         return f"{link[1]}{posixpath.relpath(place, posixpath.dirname(uri) or '.')}{link[3] or ''}{link[4]}"
 
+    if uri == "policy.md":
+        markdown = _FIELD.sub(r"\1  ", markdown)
+    elif uri == "signals.md":
+        markdown = _ROW_END.sub("  ", markdown)
     # Blocks of code stay as they are.
     parts = _BLOCK.split(markdown)
     return "".join(part if part.startswith("```") else _LINK.sub(moved, part) for part in parts)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Puts the project's own script in place of the one that is elsewhere."""
+    """Puts the project's own script in place of the one that is elsewhere, and lets names in the text be broken."""
+    output = "".join(map(_with_breaks, _PART.split(output)))
     return output.replace(_SHIM, posixpath.relpath(f"assets/{_WORKER}", posixpath.dirname(page.file.dest_uri) or "."))
 
 
 def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:
     """The same for pages that are made of a template alone, as for an address that does not exist."""
     return output_content.replace(_SHIM, f"assets/{_WORKER}")
+
+
+def _with_breaks(part: str) -> str:
+    if part.startswith("<pre"):
+        return part
+    places = _BREAK_IN_TABLE if part.startswith("<td") else _BREAK
+
+    def marked(code: re.Match[str]) -> str:
+        return _FLAG.sub(r'<span class="whole">\g<0></span>', places.sub(lambda place: place[0] or "<wbr>", code[0]))
+
+    return _CODE.sub(marked, part)
 
 
 def _targets(page: str) -> Iterator[str]:

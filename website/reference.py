@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -141,7 +142,7 @@ def _fields(node: Mapping[str, Any], path: str) -> Iterator[str]:
             kind = f"list of {items.get('type', 'any')}"
         words = [kind, *(["required"] if name in required else [])]
         if "default" in child and child["default"] not in ({}, []):
-            words.append(f"default `{child['default']}`")
+            words.append(f"default `{json.dumps(child['default'])}`")
         if "enum" in child:
             words.append(", ".join(map(str, child["enum"])))
         text = " ".join(str(child.get("description", "")).split())

@@ -38,6 +38,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def shown(page: Path) -> str:
+    """The page without the places at which a long name may be broken."""
+    return page.read_text(encoding="utf-8").replace("<wbr>", "")
+
+
 def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 30
@@ -64,12 +69,26 @@ def test_search_needs_no_server(site: Path) -> None:
     ],
 )
 def test_the_reference_is_made_from_the_code(site: Path, page: str, words: list[str]) -> None:
-    text = (site / page).read_text(encoding="utf-8")
+    text = shown(site / page)
     assert [word for word in words if word not in text] == []
 
 
+def test_long_names_are_broken_between_their_parts(site: Path) -> None:
+    text = (site / "reference" / "settings.html").read_text(encoding="utf-8")
+    assert "<code>GRACEPOINT_<wbr>SAVE_<wbr>EVERY_<wbr>STEPS</code>" in text
+    blocks = re.findall(r"<pre\b.*?</pre>", (site / "quickstart.html").read_text(encoding="utf-8"), re.S)
+    assert blocks
+    assert not [block for block in blocks if "<wbr>" in block]
+
+
+def test_fields_and_rows_begin_and_end_on_lines_of_their_own(site: Path) -> None:
+    policy = shown(site / "policy.html")
+    assert re.search(r"evictionHold.enabled</code></strong> \(boolean; default: True\)<br />", policy)
+    assert re.search(r"<br />\s*<em>Maintenance, sure, final; deadline: 660 s.</em>", shown(site / "signals.html"))
+
+
 def test_every_metric_is_in_the_reference(site: Path) -> None:
-    text = (site / "reference" / "metrics.html").read_text(encoding="utf-8")
+    text = shown(site / "reference" / "metrics.html")
     assert [family.name for family in Metrics().families() if family.name not in text] == []
 
 
@@ -91,12 +110,12 @@ def is_documented(owner: type, member: str) -> bool:
 
 
 def test_every_public_method_is_in_the_reference(site: Path) -> None:
-    text = (site / "reference" / "python.html").read_text(encoding="utf-8")
+    text = shown(site / "reference" / "python.html")
     assert [name for name in public_methods() if f'id="{name}"' not in text] == []
 
 
 def test_the_reference_begins_with_what_a_training_loop_calls(site: Path) -> None:
-    text = (site / "reference" / "python.html").read_text(encoding="utf-8")
+    text = shown(site / "reference" / "python.html")
     places = [text.index(f'id="gracepoint.{name}"') for name in ("attach", "Session", "Preempted", "checkpoint.save")]
     assert places == sorted(places)
 
