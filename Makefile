@@ -51,7 +51,7 @@ env: $(STAMP) ## Makes the Python environment (.venv).
 
 check: lint types imports ## Lint, types and the import rules.
 
-test: check ## All of it: checks, unit, contract, multi-process and chart tests, then the cluster's (root, Go; twenty minutes).
+test: check ## All of it: checks, unit, contract, multi-process and chart tests, then the cluster's (root, Go; 25 to 35 minutes on two cores).
 	@$(MAKE) --no-print-directory servers || { [ "$$CI" != true ] && echo "What needs an object store is skipped below, with the reason."; }
 	@$(MAKE) --no-print-directory parts || { [ "$$CI" != true ] && echo "What needs the cluster is skipped below, with the reason."; }
 	$(PYTEST) $(WITHOUT)

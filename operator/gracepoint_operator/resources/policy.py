@@ -417,9 +417,10 @@ class LostNodePolicy(Model):
     """What happens to pods whose node is lost while they are being deleted."""
 
     delete_pods: bool = False
-    """True: a pod of the gang that stays Terminating is deleted by force once its node is gone, or is not ready and
-    either has the taint node.kubernetes.io/out-of-service or has lost its NodeClaim; never because the node is only not
-    ready, as processes may still run. It needs the chart's podDeletion.enabled. False: the pod is only named."""
+    """True: a pod of the gang that stays Terminating is deleted by force once its node is gone, or once its node is not
+    ready and either has the taint node.kubernetes.io/out-of-service or has lost its NodeClaim. That a node is not ready
+    is not enough, because processes may still run there. It needs the chart's podDeletion.enabled. False: the pod is
+    only named."""
 
 
 class StallAction(StrEnum):

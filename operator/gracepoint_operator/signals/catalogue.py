@@ -435,7 +435,7 @@ _PODS = (
         "pod-preempted",
         "PreemptionByScheduler",
         Cause.PRIORITY_PREEMPTION,
-        "Pods of higher priority take its place. As the reasons below, it is set just before the pod is deleted, "
+        "Pods of higher priority take its place. As with the reasons below, it is set just before the pod is deleted, "
         "and False after two minutes if that fails.",
     ),
     _pod_condition("pod-taint-manager", "DeletionByTaintManager", Cause.NODE_TAINT, "A NoExecute taint took effect."),
