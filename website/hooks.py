@@ -40,8 +40,10 @@ _PART = re.compile(r"(<pre\b.*?</pre>|<td\b.*?</td>)", re.S)
 _CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
 #: An entity, which stays whole, or a place between two characters at which a name may be broken.
 _BREAK = re.compile(r"&#?\w+;|(?<=[\w/][._/,=(\[])(?=[A-Za-z{])")
-#: In a table, whose columns are narrow, also before a capital letter.
+#: In a table, whose columns are narrow, it may also be broken before a capital letter.
 _BREAK_IN_TABLE = re.compile(_BREAK.pattern + "|(?<=[a-z0-9])(?=[A-Z])")
+#: Characters of a name that is long, in the text and in a table. Shorter ones are not broken.
+_LONG, _LONG_IN_TABLE = 24, 16
 _FLAG = re.compile(r"(?<![\w-])--?\w[\w-]*")
 
 
@@ -102,10 +104,13 @@ def on_post_template(output_content: str, template_name: str, config: MkDocsConf
 def _with_breaks(part: str) -> str:
     if part.startswith("<pre"):
         return part
-    places = _BREAK_IN_TABLE if part.startswith("<td") else _BREAK
+    places, long = (_BREAK_IN_TABLE, _LONG_IN_TABLE) if part.startswith("<td") else (_BREAK, _LONG)
+
+    def broken(name: re.Match[str]) -> str:
+        return places.sub(lambda place: place[0] or "<wbr>", name[0]) if len(name[0]) >= long else name[0]
 
     def marked(code: re.Match[str]) -> str:
-        return _FLAG.sub(r'<span class="whole">\g<0></span>', places.sub(lambda place: place[0] or "<wbr>", code[0]))
+        return _FLAG.sub(r'<span class="whole">\g<0></span>', re.sub(r"\S+", broken, code[0]))
 
     return _CODE.sub(marked, part)
 

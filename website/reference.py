@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import html
 import inspect
 import json
 import re
@@ -106,9 +107,8 @@ def settings() -> str:
     for field in dataclasses.fields(Settings):
         default = "" if field.default in (None, ()) else f"`{field.default}`"
         kind = field.type if isinstance(field.type, str) else inspect.formatannotation(field.type)
-        lines.append(
-            f"| `{VARIABLES[field.name]}` | `{kind.replace(' | None', '')}` | {default} | {field.metadata['doc']} |"
-        )
+        doc = html.escape(field.metadata["doc"], quote=False)
+        lines.append(f"| `{VARIABLES[field.name]}` | `{kind.replace(' | None', '')}` | {default} | {doc} |")
     return "\n".join(lines) + "\n"
 
 

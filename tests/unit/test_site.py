@@ -61,7 +61,7 @@ def test_search_needs_no_server(site: Path) -> None:
     [
         ("reference/command-line.html", ["drill", "--deadline", "checkpoints", "--svg"]),
         ("reference/python.html", ["attach", "CheckpointManager", "BarrierTimeout", "write_options"]),
-        ("reference/settings.html", ["GRACEPOINT_SAVE_EVERY_STEPS", "GRACEPOINT_HEAD_START_S"]),
+        ("reference/settings.html", ["GRACEPOINT_SAVE_EVERY_STEPS", "https://&lt;service&gt;"]),
         ("reference/resources.html", ["spec.evictionHold.boundSeconds", "status.timings[].p50Seconds"]),
         ("reference/events.html", ["CheckpointCommitted", "Resumed"]),
         ("concepts.html", ["images/preemption.svg"]),
