@@ -20,6 +20,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -34,6 +35,8 @@ from tests.testcluster.api import Cluster, ClusterError
 from tests.testcluster.providers import CONTEXT_VARIABLE
 
 _KEPT = "TESTCLUSTER_ID"
+#: After so many clusters on which no fault could happen, one after another, a replay gives up.
+_IN_VAIN = 3
 
 
 def main() -> int:
@@ -51,15 +54,18 @@ def main() -> int:
     try:
         if ahead:
             run(ahead, say=say, folder=flags.folder, minutes=flags.minutes, context=flags.context, nodes=flags.nodes)
-    except (ClusterError, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the report says what was found until then
+        if not isinstance(error, ClusterError | KeyboardInterrupt):
+            traceback.print_exc()
         say(f"stopped: {error}\nlogs are in {flags.folder / 'logs'}; the same command goes on")
         stopped = 1
     of = {(fault.seed, fault.fault) for fault in faults}
-    found = [each for each in results.newest(results.read(results_file)) if (each.seed, each.fault) in of]
+    every = [each for each in results.read(results_file) if (each.seed, each.fault) in of]
+    found, redone = results.newest(every), results.redone(every)
     ends = [end for end in results.read_ends(ends_file) if end.seed in {fault.seed for fault in faults}]
     if found:
-        report.write(found, ends, flags.folder)
-        print(report.rendered(found, ends))
+        report.write(found, ends, flags.folder, redone)
+        print(report.rendered(found, ends, redone))
     return 1 if stopped or report.problems(found, ends) else 0
 
 
@@ -74,6 +80,8 @@ def run(
 ) -> None:
     """Lets faults happen on a cluster of their own, or on one that is there.
 
+    A cluster of their own that a fault has damaged for good is replaced by a new one.
+
     Args:
         ahead: The faults, in their order.
         say: Where news go.
@@ -83,19 +91,27 @@ def run(
         nodes: Those that may be disturbed. Empty: all.
 
     Raises:
-        ClusterError: There is no cluster, or it did not come back after a fault.
+        ClusterError: There is no cluster, or nothing can be done on it, again and again.
     """
     until_s = float("inf") if minutes is None else time.monotonic() + 60 * minutes
-    with _cluster(context) as cluster:
-        images = install.build_images(cluster, say)
-        install.install_operator(cluster, images.operator, SETTINGS)
-        replay = Replay(cluster, images, nodes=tuple(nodes) or cluster.nodes, say=say, folder=folder)
-        replay.prepare()
-        left = list(ahead)
-        while left and time.monotonic() < until_s:
-            faults = next(trace.jobs(left))
-            happened = replay.job(faults, until_s=until_s)
-            left = left[happened:]
+    left, in_vain = list(ahead), 0
+    while left and time.monotonic() < until_s:
+        happened: set[Fault] = set()
+        try:
+            with _cluster(context) as cluster:
+                images = install.build_images(cluster, say)
+                install.install_operator(cluster, images.operator, SETTINGS)
+                replay = Replay(cluster, images, nodes=tuple(nodes) or cluster.nodes, say=say, folder=folder)
+                happened = replay.happened
+                replay.prepare()
+                while (rest := [fault for fault in left if fault not in happened]) and time.monotonic() < until_s:
+                    replay.job(next(trace.jobs(rest)), until_s=until_s)
+        except (ClusterError, OSError) as error:
+            in_vain = 0 if happened else in_vain + 1
+            if in_vain == _IN_VAIN:
+                raise
+            say(f"{error}\ngoing on with a cluster that is set up again")
+        left = [fault for fault in left if fault not in happened]
 
 
 def _cluster(context: str | None) -> Cluster:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from demo.records import Step
@@ -70,6 +70,7 @@ class Life:
     """One start of the gang. Times are seconds since the epoch; None: it did not come to that.
 
     Attributes:
+        pod: Name of the pod of its first process.
         created_s: When its first pod was created.
         bound_s: When its last pod was bound.
         started_s: When its last process was started.
@@ -82,6 +83,7 @@ class Life:
         steps: When its process 0 had done each step.
     """
 
+    pod: str
     created_s: float
     bound_s: float | None
     started_s: float | None
@@ -139,6 +141,7 @@ def _life(pods: Sequence[PodTimes], words: Mapping[str, Sequence[Word]], recorde
     steps = {step.step: step.unix_s for step in recorded if created_s <= step.unix_s <= gone_s + 1}
     found = _RESTORED.match(restored.message) if restored else None
     return Life(
+        pod=first.name,
         created_s=created_s,
         bound_s=_last([pod.bound_s for pod in pods]),
         started_s=max(began) if len(began) == len(pods) else None,
@@ -192,6 +195,46 @@ def steps_lost(lives: Sequence[Life], number: int) -> int:
     if later is None or not lives[number].steps:
         return 0
     return max(0, max(lives[number].steps) - (later.restored_step or 0))
+
+
+def trains_anew(lives: Sequence[Life], old: Collection[str], since_s: float) -> float | None:
+    """Returns when the newest start did its first step. None: it is an old one, or has not come to that.
+
+    Args:
+        lives: All starts so far.
+        old: The pods of starts that do not count: those that a fault came to.
+        since_s: The first step must be later.
+    """
+    newest = lives[-1] if lives else None
+    if newest is None or newest.pod in old or newest.restored_step is None or newest.joined_s is None:
+        return None
+    # Before it had joined, a process of the start before it may have recorded its last steps.
+    first_s = min((at for at in newest.steps.values() if at > newest.joined_s), default=None)
+    return first_s if first_s is not None and first_s > since_s else None
+
+
+def between(lives: Sequence[Life], judged: int) -> tuple[int, int]:
+    """Returns how many starts there were beside the first ``judged`` ones, and how many steps were lost by them."""
+    return len(lives) - judged, sum(steps_lost(lives, number) for number in range(max(0, judged - 1), len(lives)))
+
+
+def beside(lives: Sequence[Life], judged: int, after: str, allowed: int, *, one_by_one: bool = False) -> list[str]:
+    """Says what happened to a job between two faults, which must be nothing.
+
+    Args:
+        lives: All starts so far.
+        judged: How many of them were there when the last fault was judged.
+        after: That fault.
+        allowed: How many more starts it may lead to.
+        one_by_one: Whether pods are replaced one by one, so that the number of starts says little.
+    """
+    starts, lost = between(lives, judged)
+    found = []
+    if starts > allowed and not one_by_one:
+        found.append(f"{starts} starts after {after} was judged, expected at most {allowed}")
+    if lost:
+        found.append(f"{lost} steps lost after {after} was judged, expected none")
+    return found
 
 
 def compared(own: Mapping[str, float], theirs: Mapping[str, float]) -> list[tuple[str, float, float]]:

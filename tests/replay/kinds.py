@@ -73,6 +73,7 @@ class Scene:
         nodes: The nodes that are the replay's to disturb.
         metadata: The metadata servers of the nodes, by the node. Empty on a cluster that is not the replay's own.
         image: The trainer's image.
+        old: Names of the pods that the fault ends. A kind that ends the gang more than once adds those of each start.
         since_s: From when the time until training counts, and after which it must have begun anew. A kind of several
             acts moves it to the last one.
     """
@@ -83,6 +84,7 @@ class Scene:
     nodes: tuple[str, ...]
     metadata: Mapping[str, GceServer]
     image: str
+    old: set[str]
     since_s: float
 
     @property
@@ -486,8 +488,9 @@ def _deleted_when(scene: Scene, words: str) -> Iterator[None]:
 
     wait_until(f"{words} of both processes", lambda: len(said()) >= len(old), timeout_s=_STARTED_S, every_s=0.1)
     scene.since_s = time.time()
-    again = next(pod for pod in scene.run.wait_for_pods() if pod.process == scene.pod.process)
-    _delete(scene, again)
+    started = scene.run.wait_for_pods()
+    scene.old |= {pod.name for pod in started}
+    _delete(scene, next(pod for pod in started if pod.process == scene.pod.process))
     yield
 
 

@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import psutil
-import urllib3.exceptions
 from kubernetes import client, config, watch
 
 from demo.training import TrainingRun
@@ -75,8 +74,9 @@ class PodWatch:
                         self._note(event["type"], event["raw_object"], time.time())
                         if self._closed.is_set():
                             return
-                except (client.ApiException, urllib3.exceptions.HTTPError, ValueError):
-                    self._closed.wait(_AGAIN_S)  # the API server is being restarted
+                # The API server is being restarted, or whatever it is: a watch that ends would hide all that comes.
+                except Exception:  # noqa: BLE001
+                    self._closed.wait(_AGAIN_S)
 
     def _note(self, kind: str, pod: dict[str, Any], now_s: float) -> None:
         metadata, status = pod["metadata"], pod.get("status", {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import html
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -60,8 +61,14 @@ def problems(results: Iterable[Result], ends: Iterable[End]) -> list[str]:
     return found
 
 
-def rendered(results: Sequence[Result], ends: Sequence[End]) -> str:
-    """Returns the report."""
+def rendered(results: Sequence[Result], ends: Sequence[End], redone: Sequence[Result] = ()) -> str:
+    """Returns the report.
+
+    Args:
+        results: The newest one of each fault.
+        ends: Of all jobs.
+        redone: Earlier ones of the same faults, which count no more.
+    """
     parts = [table(results)]
     if accounts := [end.account for end in ends if end.account and end.workload == "JobSet"]:
         parts.append(account_table(_together(accounts)))
@@ -71,6 +78,17 @@ def rendered(results: Sequence[Result], ends: Sequence[End]) -> str:
         f"{len(results)} faults of {len({result.kind for result in results})} kinds, {recovered} recovered; "
         f"{jobs} jobs came to their end, after {steps} steps."
     )
+    compared = {(end.seed, fault) for end in ends for fault in end.faults}
+    if cut := [result for result in results if (result.seed, result.fault) not in compared]:
+        parts.append(f"{len(cut)} faults came to jobs that were cut, and so were not held against an undisturbed run.")
+    commits = collections.Counter(result.commit for result in results)
+    parts.append("\n".join(f"Commit {commit}: {count} faults." for commit, count in commits.items()))
+    if redone:
+        broke = [
+            f"fault {each.fault} of seed {each.seed}, {each.kind}: {text}" for each in redone for text in each.broken
+        ]
+        told = f"{len(redone)} results are of faults that were done again since; of these:"
+        parts.append("\n".join([told, *broke]) if broke else f"{told} nothing that must not be.")
     parts.append("\n".join(problems(results, ends)) or "Nothing was found that must not be.")
     return "\n\n".join(parts)
 
@@ -188,10 +206,10 @@ def _text(x: float, y: float, text: str, *, anchor: str = "start", size: int = 1
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">{html.escape(text)}</text>'
 
 
-def write(results: Sequence[Result], ends: Sequence[End], folder: Path) -> None:
+def write(results: Sequence[Result], ends: Sequence[End], folder: Path, redone: Sequence[Result] = ()) -> None:
     """Writes ``report.md`` and ``report.svg``."""
     files: dict[str, Callable[[], str]] = {
-        "report.md": lambda: rendered(results, ends) + "\n",
+        "report.md": lambda: rendered(results, ends, redone) + "\n",
         "report.svg": lambda: picture(results),
     }
     for name, made in files.items():

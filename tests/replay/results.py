@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
+import subprocess
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parents[2] / "build" / "replay"
 FILE = FOLDER / "results.jsonl"
 ENDS = FOLDER / "ends.jsonl"
+#: Of results without a commit: they were not run in a clone, or by a version that did not note it.
+UNKNOWN = "unknown"
+_GIT_S = 30.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,6 +38,7 @@ class Result:
         counted_restarts: How many restarts it made that count towards the workload's limit.
         broken: What must not be, in words. Empty: every promise was kept.
         at: When it began, as ISO 8601.
+        commit: What was run: see ``commit_of``.
     """
 
     seed: int
@@ -47,6 +52,7 @@ class Result:
     counted_restarts: int
     broken: tuple[str, ...] = ()
     at: str
+    commit: str = UNKNOWN
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +67,7 @@ class End:
         account: Each category of its time with its seconds by the trainers' records and by the operator's account.
         broken: What must not be, in words: what differs from a run that nobody disturbed, what is left.
         at: When it was found, as ISO 8601.
+        commit: What was run: see ``commit_of``.
     """
 
     seed: int
@@ -70,12 +77,17 @@ class End:
     account: tuple[tuple[str, float, float], ...]
     broken: tuple[str, ...]
     at: str
+    commit: str = UNKNOWN
 
 
 def append(found: Result | End, path: Path = FILE) -> None:
+    """Adds a line. A last line that was cut is taken away before."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        file.write(f"{json.dumps(_rounded(dataclasses.asdict(found)))}\n")
+    with path.open("ab+") as file:
+        file.seek(0)
+        whole, end, _ = file.read().rpartition(b"\n")
+        file.truncate(len(whole) + len(end))
+        file.write(f"{json.dumps(_rounded(dataclasses.asdict(found)))}\n".encode())
 
 
 def read(path: Path = FILE) -> list[Result]:
@@ -87,6 +99,22 @@ def read(path: Path = FILE) -> list[Result]:
     if not path.exists():
         return []
     return [_parsed(line, number, path) for number, line in enumerate(path.read_text().split("\n")[:-1], 1)]
+
+
+def commit_of(folder: Path = Path(__file__).parent) -> str:
+    """Returns the commit of a clone, with ``-dirty`` if files differ from it; ``unknown`` outside of one."""
+    words = ("git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_GIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return UNKNOWN
+    return done.stdout.strip() or UNKNOWN
+
+
+def redone(results: Sequence[Result]) -> list[Result]:
+    """Returns those that another one of the same fault came after: a fault may have been replayed."""
+    last = {(result.seed, result.fault): number for number, result in enumerate(results)}
+    return [result for number, result in enumerate(results) if last[result.seed, result.fault] != number]
 
 
 def newest(results: Iterable[Result]) -> list[Result]:

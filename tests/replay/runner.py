@@ -12,10 +12,10 @@ import itertools
 import json
 import shutil
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import psutil
 import pytest
 
 from demo import install, records
@@ -42,6 +42,7 @@ from tests.replay.kinds import (
     Then,
     prepare,
 )
+from tests.replay.owners import Owner, Owners
 from tests.replay.pod_watch import PodWatch
 from tests.replay.results import Result
 from tests.replay.trace import Fault
@@ -72,7 +73,59 @@ _END_S = 1800.0
 _GONE_S = 300.0
 _MOST_DIFFERENCES = 1000
 
+#: Whatever a fault leads to is one of its results, and must not end the replay.
+_ANYTHING = (Exception, pytest.skip.Exception, pytest.fail.Exception)
+#: The kind of what is done to each job before its end.
+_THE_END = "pod-deleted"
+
 _Metadata = dict[str, GceServer]
+
+
+@dataclasses.dataclass
+class _Job:
+    """A training job, and what is known of it so far.
+
+    Attributes:
+        run: The job.
+        accounts: Of its time.
+        metadata: The metadata servers of the nodes.
+        owners: Of its Preemptions.
+        done: What its faults led to.
+        problems: What must not be, beside what its faults led to.
+        memory: Of the operator's replicas after the first fault, in bytes.
+        starts: How many starts there were when a fault was judged last. None: the one before was not judged.
+        last: What happened last, in words, and how many starts it may still lead to.
+        error: Why the last fault was not judged.
+        ended: Whether it has come to its end.
+    """
+
+    run: TrainingRun
+    accounts: BothAccounts
+    metadata: _Metadata
+    owners: Owners = dataclasses.field(default_factory=Owners)
+    done: list[Result] = dataclasses.field(default_factory=list)
+    problems: list[str] = dataclasses.field(default_factory=list)
+    memory: list[int] = dataclasses.field(default_factory=list)
+    starts: int | None = 1
+    last: tuple[str, int] = ("its start", 0)
+    error: BaseException | None = None
+    ended: bool = False
+
+    def begin(self, fault: Fault | None, kind: Kind, lives: Sequence[account.Life], before: Snapshot) -> None:
+        """Something happens next: a fault, or the deletion before the end. Nothing may have happened beside."""
+        name = f"fault {fault.fault}, {kind.name}" if fault else "the deletion at its end"
+        self.owners.begin(Owner(name, kind.records[1], kind.causes), before.preemptions)
+        if self.starts is not None:
+            self.problems += account.beside(lives, self.starts, *self.last, one_by_one=self.run.form is JOB)
+        self.last = (name, 0)
+        self.starts = len(lives)
+
+    def judged(self, fault: Fault, kind: Kind, starts: int) -> None:
+        # Of a kind that may have two records, the second one may end a start after the first one was judged.
+        self.starts, self.last = starts, (f"fault {fault.fault}, {kind.name}", max(0, kind.records[1] - 1))
+
+    def not_judged(self) -> None:
+        self.starts = None
 
 
 class Replay:
@@ -96,6 +149,8 @@ class Replay:
         self._folder = folder
         self._mark = time.strftime("%H%M%S")
         self._made = 0
+        self._commit = results.commit_of()
+        self.happened: set[Fault] = set()
 
     def prepare(self) -> None:
         """Makes what the jobs need."""
@@ -113,57 +168,84 @@ class Replay:
             apply_policy(self._cluster, name, namespace=NAMESPACE, change=change)
         self._wait_for_snapshot_servers()
 
-    def job(self, faults: Sequence[Fault], *, until_s: float = float("inf")) -> int:
+    def job(self, faults: Sequence[Fault], *, until_s: float = float("inf")) -> None:
         """Lets faults happen to one training job, and holds it against one that nobody disturbs.
+
+        Whatever goes wrong with a fault or with the end of the job is one of its results. Which faults happened,
+        ``happened`` says: not all, if time was over, or if one of them was not as expected.
 
         Args:
             faults: Of one job.
             until_s: ``time.monotonic()``. No fault begins later.
 
-        Returns:
-            How many happened. Less than there are: time was over, or the job did not come back.
+        Raises:
+            ClusterError: The job did not start, or what it has left could not be taken away.
         """
         self._made += 1
         form = JOBSET if faults[0].workload == trace.JOBSET else JOB
         run = self._training_run(f"job-{faults[0].job}-{self._made}", _policy_of(form), form)
         folder = self._folder / "logs" / run.name
         with self._metadata() as metadata, PodWatch(run) as pods:
-            run.start(_of_many_restarts, self._with_words)
             accounts = BothAccounts(run, _policy_of(form), pods, folder)
-            run.wait_for_step(1, timeout_s=_RESUMED_S)
-            memory: list[int] = []
-            done: list[Result] = []
+            job = _Job(run, accounts, metadata)
+            try:
+                run.start(_of_many_restarts, self._with_words)
+                run.wait_for_step(1, timeout_s=_RESUMED_S)
+            except _ANYTHING as error:
+                self._save_logs(run.name, run, error)
+                self._give_up(run)
+                raise ClusterError(f"{run.name} did not start: {_text(error)}") from error
             for fault in faults:
                 if time.monotonic() > until_s:
                     break
-                result = self._fault(fault, run, accounts, metadata)
+                result = self._fault(fault, job)
+                if not result.recovered:
+                    broken = (*result.broken, *job.problems, *job.owners.surplus())
+                    result = dataclasses.replace(result, broken=broken)
                 results.append(result, self._folder / results.FILE.name)
+                self.happened.add(fault)
+                job.done.append(result)
                 self._tell(result)
-                done.append(result)
                 if result.broken:
-                    self._save_logs(f"{fault.seed}-{fault.fault}-{fault.kind}", run)
+                    job.owners.excuse(f"fault {fault.fault}, {fault.kind}")
+                    self._save_logs(f"{fault.seed}-{fault.fault}-{fault.kind}", run, job.error)
                 if not result.recovered:
                     self._give_up(run)
-                    return len(done)
-                memory = memory or checks.operator_bytes(self._cluster)
-            problems, rows = self._end(run, accounts, done, memory)
-        problems += self._compare(run, done)
-        problems += self._remaining(run)
+                    return
+                job.memory = job.memory or self._operator_bytes()
+                if job.error is not None:  # the next ones come to a new job, of which more is known
+                    break
+            rows: list[tuple[str, float, float]] = []
+            problems = self._guarded("its end", lambda: self._end(job, rows)) + job.problems + job.owners.surplus()
+        if not job.done:  # time was over
+            self._give_up(run)
+            return
+        if job.ended:
+            problems += self._guarded("the comparison", lambda: self._compare(run, job.done))
+        problems += self._guarded("what it leaves", lambda: self._remaining(run))
         end = results.End(
             seed=faults[0].seed,
             workload=run.form.kind,
-            faults=tuple(result.fault for result in done),
+            faults=tuple(result.fault for result in job.done),
             steps=run.steps,
             account=tuple(rows),
             broken=tuple(problems),
             at=_stamp(time.time()),
+            commit=self._commit,
         )
         results.append(end, self._folder / results.ENDS.name)
         for problem in problems:
             self._say(f"  the end of {run.name}: {problem}")
         if problems:
             self._save_logs(run.name, run)
-        return len(done)
+            self._give_up(run)
+
+    def _guarded(self, what: str, look: Callable[[], list[str]]) -> list[str]:
+        """Returns what is wrong by ``look``, or that it could not be said."""
+        try:
+            return look()
+        except _ANYTHING as error:
+            return [f"{what} could not be judged: {_text(error)}"]
 
     def _training_run(
         self, name: str, policy: str, form: Form = JOBSET, *, steps: int = _STEPS_UNDECIDED, pace: float = 0.1
@@ -208,9 +290,10 @@ class Replay:
             (folder / "metadata.json").write_text(json.dumps({node: server.url for node, server in found.items()}))
             yield found
 
-    def _fault(self, fault: Fault, run: TrainingRun, accounts: BothAccounts, metadata: _Metadata) -> Result:
+    def _fault(self, fault: Fault, job: _Job) -> Result:
         """Lets one fault happen, and looks at what came of it."""
-        kind = KINDS[fault.kind]
+        run, accounts, kind = job.run, job.accounts, KINDS[fault.kind]
+        job.error = None
         began_s = time.time()
         missed = Result(
             seed=fault.seed,
@@ -223,53 +306,82 @@ class Replay:
             until_training_s=0.0,
             counted_restarts=0,
             at=_stamp(began_s),
+            commit=self._commit,
         )
         self._say(f"fault {fault.fault} of seed {fault.seed}: {kind.name}, process {fault.process} of {run.name}")
         try:
             run.wait_for_step(_newest(run) + fault.after_steps, timeout_s=_RESUMED_S)
             pods = run.wait_for_pods()
-            before, lives = run.look(), accounts.lives()
+            lives = self._settled(job)
+            before = run.look()
             committed = _committed(run)
+            job.begin(fault, kind, lives, before)
             began_s = time.time()
-            scene = Scene(run, pods, pods[fault.process], self._nodes, metadata, self._images.trainer, since_s=began_s)
+            scene = Scene(
+                *(run, pods, pods[fault.process], self._nodes, job.metadata, self._images.trainer),
+                old={pod.name for pod in before.pods},
+                since_s=began_s,
+            )
             with kind.happens(scene):
-                until_s = self._until_training(run, kind, scene, before)
+                until_s = self._until_training(job, kind, scene)
             operator.ready(self._cluster)
             run.wait_for_pods()
-        except (ClusterError, AssertionError, psutil.Error, pytest.skip.Exception) as error:  # a process was not found
+            now = self._settled(job)
+            accounts.note(f"{fault.fault} {kind.name}")
+            after = run.look()
+            result = dataclasses.replace(
+                missed,
+                recovered=True,
+                steps_lost=account.between(now, len(lives))[1],
+                until_training_s=until_s,
+                counted_restarts=after.restarts_counted - before.restarts_counted,
+                at=_stamp(began_s),
+            )
+            broken = (
+                *_broken_promises(result, kind),
+                *self._wrong_restarts(kind, before, after),
+                *_forgotten(committed, now[len(lives) :]),
+                *self._wrong_records(kind, run, before),
+                *_unequal(run),
+            )
+            job.judged(fault, kind, len(now))
+            return dataclasses.replace(result, broken=broken)
+        except _ANYTHING as error:  # a process was not found, or a look at the cluster failed
+            job.error = error
+            job.not_judged()
             recovered = self._trains_again(run)
             what = "not as expected, but it trains again" if recovered else "not recovered"
-            return dataclasses.replace(missed, at=_stamp(began_s), recovered=recovered, broken=(f"{what}: {error}",))
-        accounts.note(f"{fault.fault} {kind.name}")
-        now = accounts.lives()
-        lost = sum(account.steps_lost(now, number) for number in range(max(0, len(lives) - 1), len(now)))
-        after = run.look()
-        result = dataclasses.replace(
-            missed,
-            recovered=True,
-            steps_lost=lost,
-            until_training_s=until_s,
-            counted_restarts=after.restarts_counted - before.restarts_counted,
-            at=_stamp(began_s),
-        )
-        broken = [
-            *_broken_promises(result, kind),
-            *self._wrong_restarts(kind, before, after),
-            *_forgotten(committed, now[len(lives) :]),
-            *self._wrong_records(kind, run, before),
-            *_unequal(run),
-        ]
-        return dataclasses.replace(result, broken=tuple(broken))
+            return dataclasses.replace(
+                missed, at=_stamp(began_s), recovered=recovered, broken=(f"{what}: {_text(error)}",)
+            )
 
-    def _until_training(self, run: TrainingRun, kind: Kind, scene: Scene, before: Snapshot) -> float:
-        """Waits until the job has gone on; returns how long it did not train."""
+    def _settled(self, job: _Job) -> list[account.Life]:
+        """Waits until the newest start has said which step it restored; returns all starts.
+
+        Before, steps that were done again are not known to have been lost.
+        """
+        found: list[account.Life] = []
+
+        def restored() -> bool:
+            found[:] = job.accounts.lives()
+            return bool(found) and found[-1].restored_step is not None
+
+        wait_until(f"the newest start of {job.run.name} to restore", restored, timeout_s=_RESUMED_S, every_s=1)
+        return found
+
+    def _until_training(self, job: _Job, kind: Kind, scene: Scene) -> float:
+        """Waits until the job has gone on, if it has to in a new start; returns how long it did not train."""
+        run = job.run
         if kind.then is Then.GOES_ON:
             run.wait_for_step(_newest(run) + _STEPS_AFTER, timeout_s=_RESUMED_S)
             return _longest_pause(run, scene.since_s)
         begins: list[float] = []
 
         def trains() -> bool:
-            begins[:] = [at for at in _first_steps(run) if at > scene.since_s]
+            if not any(at > scene.since_s for at in _first_steps(run)):  # quickly told
+                return False
+            first_s = account.trains_anew(job.accounts.lives(), scene.old, scene.since_s)
+            begins[:] = [] if first_s is None else [first_s]
             return bool(begins)
 
         # A look at the API server tells if the job is over; the steps come from files.
@@ -279,16 +391,19 @@ class Replay:
             timeout_s=_RESUMED_S,
             hint=lambda: f"\n{run.look().describe()}",
         )
-        return min(begins) - scene.since_s
+        return begins[0] - scene.since_s
 
     def _trains_again(self, run: TrainingRun) -> bool:
         """Takes away what a fault has left, and says whether the job goes on then."""
-        restore(self._cluster, self._nodes)
-        with contextlib.suppress(ClusterError):
+        try:
+            restore(self._cluster, self._nodes)
+            run.checkpoints.chmod(0o777)
             run.wait_for_step(_newest(run) + _STEPS_AFTER, timeout_s=_RESUMED_S)
             run.wait_for_pods()
-            return True
-        return False
+        except _ANYTHING as error:
+            self._say(f"  {_text(error)}")
+            return False
+        return True
 
     def _wrong_restarts(self, kind: Kind, before: Snapshot, after: Snapshot) -> list[str]:
         if kind.then is Then.GOES_ON and after.restarts != before.restarts:
@@ -320,29 +435,45 @@ class Replay:
                 found.append(f"{_told(record)}, expected {' or '.join(sorted(kind.phases))} with 0 steps lost")
         return found
 
-    def _end(
-        self, run: TrainingRun, accounts: BothAccounts, done: Sequence[Result], memory: list[int]
-    ) -> tuple[list[str], list[tuple[str, float, float]]]:
-        """Lets a job come to its end; returns what is wrong with what it has left, and both accounts of its time."""
+    def _end(self, job: _Job, rows: list[tuple[str, float, float]]) -> list[str]:
+        """Lets a job come to its end; returns what is wrong with what it has left. Both accounts of its time: ``rows``.
+
+        One of its pods is deleted on the way, which must cost no step and leave one record.
+        """
+        run, accounts = job.run, job.accounts
         run.steps = _newest(run) + _STEPS_TO_THE_END
         (run.output / trainer.STEPS).write_text(str(run.steps))
+        pod = run.wait_for_pods()[0]
+        lives = self._settled(job)
+        before = run.look()
+        job.begin(None, KINDS[_THE_END], lives, before)
+        run.cluster.kubectl("delete", "pod", pod.name, f"--namespace={NAMESPACE}", "--wait=false")
+        run.wait_for_end(timeout_s=_END_S)
+        job.ended = True
+        rows += accounts.finished()
+        problems = [f"{text}, at the end" for text in self._wrong_records(KINDS[_THE_END], run, before)]
+        now = accounts.lives()
+        if lost := account.between(now, len(lives))[1]:
+            problems.append(f"{lost} steps lost at the end in spite of its notice")
+        job.owners.note(run.look().preemptions)
+        problems += checks.files(run, KEEP_LAST)
+        if run.form is JOBSET:
+            unheard = sum(KINDS[result.kind].unheard for result in job.done)
+            problems += report.unlike(rows, len(now), unheard)
+        grown = self._operator_bytes()
+        if isinstance(self._cluster, LocalCluster) and not (job.memory and grown):
+            problems.append(f"the memory of the operator's replicas was not measured: {job.memory}, then {grown}")
+        if job.memory and grown and max(grown) > max(job.memory) + checks.GROWTH_BYTES:
+            problems.append(f"a replica of the operator has grown from {max(job.memory)} to {max(grown)} bytes")
+        self._say(f"memory of the operator's replicas: {job.memory} bytes after the first fault, {grown} in the end")
+        return problems
+
+    def _operator_bytes(self) -> list[int]:
         try:
-            pod = run.wait_for_pods()[0]
-            run.cluster.kubectl("delete", "pod", pod.name, f"--namespace={NAMESPACE}", "--wait=false")
-            run.wait_for_end(timeout_s=_END_S)
-            rows = accounts.finished()
+            return checks.operator_bytes(self._cluster)
         except ClusterError as error:
-            return [f"it did not end: {error}"], []
-        problems = checks.files(run, KEEP_LAST) + (
-            report.unlike(rows, len(accounts.lives()), sum(KINDS[result.kind].unheard for result in done))
-            if run.form is JOBSET
-            else []
-        )
-        now = checks.operator_bytes(self._cluster)
-        if memory and now and max(now) > max(memory) + checks.GROWTH_BYTES:
-            problems.append(f"a replica of the operator has grown from {max(memory)} to {max(now)} bytes")
-        self._say(f"memory of the operator's replicas: {memory} bytes after the first fault, {now} in the end")
-        return problems, rows
+            self._say(f"  {error}")
+            return []
 
     def _compare(self, run: TrainingRun, done: Sequence[Result]) -> list[str]:
         """Says how the job differs from one that nobody disturbed."""
@@ -375,10 +506,18 @@ class Replay:
         return left()
 
     def _give_up(self, run: TrainingRun) -> None:
-        """Ends a job that did not come back."""
-        machine.end_at_once(run)
-        run.delete()
-        self._wait_for_snapshot_servers()
+        """Ends a job that did not come back, and takes away what faults have left.
+
+        Raises:
+            ClusterError: The cluster does not come back.
+        """
+        try:
+            machine.end_at_once(run)
+            restore(self._cluster, self._nodes)
+            run.delete()
+            self._wait_for_snapshot_servers()
+        except _ANYTHING as error:
+            raise ClusterError(f"the cluster did not come back after {run.name}: {_text(error)}") from error
 
     def _wait_for_snapshot_servers(self) -> None:
         self._cluster.kubectl(
@@ -387,14 +526,21 @@ class Replay:
             timeout_s=190,
         )
 
-    def _save_logs(self, name: str, run: TrainingRun) -> None:
+    def _save_logs(self, name: str, run: TrainingRun, error: BaseException | None = None) -> None:
         """Keeps what helps to find out what went wrong, also what processes said that are gone."""
-        logs = PodLogs(self._cluster, self._folder / "logs" / name)
-        install.save_logs(self._cluster, logs, NAMESPACE)
-        selected = ("--selector=batch.kubernetes.io/job-name", f"--namespace={NAMESPACE}")
-        logs.save("trainers.log", "logs", *selected, "--all-containers", "--prefix", "--timestamps", "--tail=-1")
-        for path in run.output.glob("words.*.jsonl"):
-            shutil.copy(path, logs.folder)
+        folder = self._folder / "logs" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        if error is not None:
+            (folder / "error.txt").write_text("".join(traceback.format_exception(error)))
+        for path in run.output.glob("*.jsonl"):
+            shutil.copy(path, folder)
+        try:
+            logs = PodLogs(self._cluster, folder)
+            install.save_logs(self._cluster, logs, NAMESPACE)
+            selected = ("--selector=batch.kubernetes.io/job-name", f"--namespace={NAMESPACE}")
+            logs.save("trainers.log", "logs", *selected, "--all-containers", "--prefix", "--timestamps", "--tail=-1")
+        except _ANYTHING as lacking:
+            self._say(f"  not all logs: {_text(lacking)}")
 
     def _tell(self, result: Result) -> None:
         if not result.recovered:
@@ -506,6 +652,11 @@ def _first_steps(run: TrainingRun) -> list[float]:
 def _newest(run: TrainingRun) -> int:
     newest = run.newest()
     return newest.step if newest else 0
+
+
+def _text(error: BaseException) -> str:
+    """An error in words. Its own are enough if it is one that was made for a reader."""
+    return str(error) if isinstance(error, ClusterError | AssertionError) else f"{type(error).__name__}: {error}"
 
 
 def _name(record: Json) -> str:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import json
+import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from tests.replay import account, report, results, trace
+from tests.replay.account import Life
 from tests.replay.kinds import KINDS
+from tests.replay.owners import Owner, Owners
 from tests.replay.results import End, Result
 
 ABLE = {name: kind.workloads for name, kind in KINDS.items()}
@@ -45,6 +51,47 @@ def test_a_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
     assert results.read(path) == [ONE]
 
 
+def test_what_is_appended_takes_the_place_of_a_line_that_was_cut(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    for cut in ("", '{"seed": 7, "fau'):
+        path.write_text(cut)
+        for _ in range(2):
+            results.append(ONE, path)
+        with path.open("a") as file:
+            file.write(cut)
+        other = dataclasses.replace(ONE, fault=2)
+        results.append(other, path)
+        assert results.read(path) == [ONE, ONE, other]
+
+
+def test_a_result_of_an_earlier_version_is_of_an_unknown_commit(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    fields = dataclasses.asdict(dataclasses.replace(ONE, commit="0123"))
+    del fields["commit"]
+    path.write_text(json.dumps(fields) + "\n")
+    assert [result.commit for result in results.read(path)] == [results.UNKNOWN]
+
+
+def test_the_commit_is_that_of_the_clone_and_says_if_files_differ_from_it(tmp_path: Path) -> None:
+    assert results.commit_of(tmp_path) == results.UNKNOWN
+
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=A", "-c", "user.email=a@example.com")
+        return subprocess.run(
+            ("git", "-C", tmp_path, *who, *words), check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    git("init")
+    file = tmp_path / "file"
+    file.write_text("1")
+    git("add", "file")
+    git("commit", "--message=One")
+    git("tag", "v1")
+    assert results.commit_of(tmp_path) == git("rev-parse", "HEAD")
+    file.write_text("2")
+    assert results.commit_of(tmp_path) == git("rev-parse", "HEAD") + "-dirty"
+
+
 def test_a_line_of_something_else_is_named(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_text('{"seed": 7}\n')
@@ -58,6 +105,7 @@ def test_of_a_fault_that_was_replayed_the_last_result_counts() -> None:
         again,
         dataclasses.replace(ONE, fault=2),
     ]
+    assert results.redone([ONE, dataclasses.replace(ONE, fault=2), again]) == [ONE]
 
 
 def test_a_seed_makes_the_same_trace_again_and_another_one_another() -> None:
@@ -120,6 +168,17 @@ def test_the_report_adds_up_what_each_kind_cost() -> None:
     assert len(list(points)) == 3 + 3, "a point of each fault, and those of the legend"
 
 
+def test_the_report_tells_what_was_cut_what_was_done_again_and_of_which_commits_it_is() -> None:
+    end = End(seed=7, workload="Job", faults=(1,), steps=900, account=(), broken=(), at=ONE.at)
+    other = dataclasses.replace(ONE, fault=2, commit="0123")
+    before = dataclasses.replace(ONE, broken=("lost 3 steps",))
+    found = report.rendered([ONE, other], [end], [before])
+    assert "1 faults came to jobs that were cut, and so were not held against an undisturbed run." in found
+    assert "Commit unknown: 1 faults.\nCommit 0123: 1 faults." in found
+    assert "1 results are of faults that were done again since; of these:\nfault 1 of seed 7, drain: lost 3" in found
+    assert "that were cut" not in report.rendered([ONE], [end])
+
+
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 2), (0.99, 4), (0.25, 1)])
 def test_a_percentile_is_a_value_that_was_measured(share: float, expected: int) -> None:
     assert report.percentile([1, 2, 3, 4], share) == expected
@@ -160,3 +219,117 @@ def test_a_save_after_which_the_gang_trains_on_does_not_end_its_training() -> No
     ]
     (life,) = account.lives([pod], {"p-0": said}, [], end_s=60.0)
     assert (life.trained_s, life.stopped_s, life.gone_s) == (10.0, 59.0, 60.0)
+
+
+def life(pod: str, *, created_s: float, restored: int | None, steps: Mapping[int, float]) -> Life:
+    """A start that has joined a second after its pods were made, if it came to that."""
+    joined_s = None if restored is None else created_s + 1
+    return Life(
+        pod=pod,
+        created_s=created_s,
+        bound_s=created_s,
+        started_s=created_s,
+        joined_s=joined_s,
+        restored_s=joined_s,
+        trained_s=min(steps.values(), default=None),
+        stopped_s=created_s + 50,
+        gone_s=created_s + 50,
+        restored_step=restored,
+        steps=steps,
+    )
+
+
+OLD = life("old-0", created_s=0.0, restored=0, steps={1: 10.0, 2: 11.0, 3: 12.0})
+
+
+@pytest.mark.parametrize(
+    ("newest", "first_s"),
+    [
+        pytest.param([], None, id="the old start trains on"),
+        pytest.param([life("new-0", created_s=20.0, restored=None, steps={})], None, id="it has not restored"),
+        pytest.param([life("new-0", created_s=20.0, restored=3, steps={})], None, id="it has done no step"),
+        pytest.param([life("new-0", created_s=20.0, restored=3, steps={4: 30.0, 5: 31.0})], 30.0, id="it trains"),
+        pytest.param(
+            [life("new-0", created_s=20.0, restored=3, steps={3: 20.5, 4: 30.0})], 30.0, id="a last step of the old one"
+        ),
+        pytest.param([life("again-0", created_s=20.0, restored=3, steps={4: 30.0})], None, id="the fault ends it, too"),
+        pytest.param([life("new-0", created_s=10.0, restored=3, steps={4: 14.0})], None, id="it trained before"),
+        pytest.param(
+            [
+                life("new-0", created_s=20.0, restored=3, steps={4: 30.0}),
+                life("newer-0", created_s=40.0, restored=None, steps={}),
+            ],
+            None,
+            id="one more start",
+        ),
+    ],
+)
+def test_a_job_has_gone_on_when_its_newest_start_has_restored_and_trained(
+    newest: list[Life], first_s: float | None
+) -> None:
+    assert account.trains_anew([OLD, *newest], {"old-0", "again-0"}, since_s=15.0) == first_s
+    assert account.trains_anew([], set(), since_s=15.0) is None
+
+
+def test_steps_are_lost_to_the_next_start_that_restored() -> None:
+    failed = life("failed-0", created_s=20.0, restored=None, steps={})
+    new = life("new-0", created_s=30.0, restored=1, steps={2: 40.0})
+    assert account.between([OLD, failed], 1) == (1, 0)
+    assert account.between([OLD, failed, new], 1) == (2, 2)
+
+
+def test_between_two_faults_nothing_starts_and_no_step_is_lost() -> None:
+    new = life("new-0", created_s=20.0, restored=1, steps={2: 30.0})
+    assert account.beside([OLD], 1, "fault 1", 0) == []
+    assert account.beside([OLD, new], 2, "fault 1", 0) == []
+    lost = "2 steps lost after fault 1 was judged, expected none"
+    assert account.beside([OLD, new], 1, "fault 1", 0) == [
+        "1 starts after fault 1 was judged, expected at most 0",
+        lost,
+    ]
+    assert account.beside([OLD, new], 1, "fault 1", 1) == [lost]
+    assert account.beside([OLD, new], 1, "fault 1", 0, one_by_one=True) == [lost]
+
+
+def preemptions(*causes: str) -> list[dict[str, Any]]:
+    return [{"metadata": {"name": f"job-{n}"}, "spec": {"cause": cause}} for n, cause in enumerate(causes)]
+
+
+DRAIN = Owner("fault 1, drain", 1, frozenset({"Drain"}))
+QUIET = Owner("fault 2, dns-away", 0, frozenset())
+LOST = Owner("fault 3, node-off", 2, frozenset({"NodeLost"}))
+
+
+def owned(*things: tuple[Owner, int], causes: tuple[str, ...], excused: bool = False) -> list[str]:
+    """Lets things happen, each when there were so many of the records; returns the surplus in the end."""
+    owners, every = Owners(), preemptions(*causes)
+    for owner, there in things:
+        owners.begin(owner, every[:there])
+        if excused:
+            owners.excuse(owner.name)
+    owners.note(every)
+    return owners.surplus()
+
+
+def test_each_preemption_of_a_job_belongs_to_a_fault() -> None:
+    assert owned((DRAIN, 0), (QUIET, 1), (LOST, 1), causes=("Drain", "NodeLost", "NodeLost")) == []
+
+
+@pytest.mark.parametrize(
+    ("things", "causes", "found"),
+    [
+        pytest.param([(DRAIN, 1)], ["Drain", "Drain"], "job-0 (Drain) belongs to nothing: it came after its start"),
+        pytest.param([(DRAIN, 0), (QUIET, 2)], ["Drain", "Drain"], "job-1 (Drain) belongs to nothing: it came after"),
+        pytest.param([(QUIET, 0)], ["Drain"], "after fault 2, dns-away, which has 0 at most, of no cause"),
+        pytest.param([(LOST, 0)], ["PodDeletion"], "after fault 3, node-off, which has 2 at most, of NodeLost"),
+    ],
+)
+def test_a_preemption_beside_those_of_the_faults_is_named(
+    things: list[tuple[Owner, int]], causes: list[str], found: str
+) -> None:
+    (surplus,) = owned(*things, causes=tuple(causes))
+    assert found in surplus
+
+
+def test_a_fault_that_was_not_as_expected_may_have_any_preemption() -> None:
+    assert owned((QUIET, 0), (DRAIN, 2), causes=("Drain", "NodeLost", "Drain"), excused=True) == []
