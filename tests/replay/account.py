@@ -213,6 +213,14 @@ def trains_anew(lives: Sequence[Life], old: Collection[str], since_s: float) -> 
     return first_s if first_s is not None and first_s > since_s else None
 
 
+def stood_s(lives: Iterable[Life], since_s: float, until_s: float) -> float:
+    """Returns for how many seconds of a time none of these starts trained."""
+    trained = [
+        min(life.stopped_s, until_s) - max(life.trained_s, since_s) for life in lives if life.trained_s is not None
+    ]
+    return max(0.0, until_s - since_s - sum(max(0.0, seconds) for seconds in trained))
+
+
 def between(lives: Sequence[Life], judged: int) -> tuple[int, int]:
     """Returns how many starts there were beside the first ``judged`` ones, and how many steps were lost by them."""
     return len(lives) - judged, sum(steps_lost(lives, number) for number in range(max(0, judged - 1), len(lives)))

@@ -200,12 +200,15 @@ class Job:
         faults: What its faults led to, in their order.
         steps: How many it trained in the end.
         outcome: Where its time went, by the trainers' records.
+        ends_s: What its start, the deletion before its end and its last step took beyond training, together. None: an
+            older version has not measured it.
     """
 
     workload: str
     faults: tuple[Result, ...]
     steps: int
     outcome: Outcome
+    ends_s: float | None = None
 
 
 def read_jobs(path: Path) -> list[Job]:
@@ -223,7 +226,9 @@ def read_jobs(path: Path) -> list[Job]:
             faults = tuple(known[end["seed"], fault] for fault in end["faults"] if (end["seed"], fault) in known)
             if seconds and any(result.until_training_s > _PAUSE_S for result in faults):
                 outcome = Outcome(sum(seconds.values()), seconds["training"], seconds["recomputation"])
-                jobs.append(Job(end["workload"], faults, end["steps"], outcome))
+                times = [end.get(name) for name in ("start_s", "again_s", "over_s")]
+                ends_s = None if None in times else sum(times)
+                jobs.append(Job(end["workload"], faults, end["steps"], outcome, ends_s))
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{ends}, line {number}: expected the end of a job, found {line[:200]!r}") from error
     if not jobs:
@@ -234,10 +239,10 @@ def read_jobs(path: Path) -> list[Job]:
 def expected(jobs: Sequence[Job], *, seed: int = 0) -> Outcome:
     """Lets the model say where the time of a replay should have gone.
 
-    It gets from the replay how long each job trained, how many faults ended it, which kinds cost steps, and how long on
-    average a fault of these and of the others took; a job's start and the deletion at its end take as long as the
-    others. Pauses, in which the processes go on, it takes as they were. It says the steps that were lost, and so the
-    goodput.
+    It gets from the replay how long each job trained, how many faults ended it, which kinds cost steps, and for how
+    long on average training stood still after a fault of these and of the others. Pauses, in which the processes go
+    on, it takes as they were; and so a job's start, the deletion before its end and its last moments, if they are
+    known. It says the steps that were lost, and so the goodput.
     """
     ends = [result for job in jobs for result in job.faults if result.until_training_s > _PAUSE_S]
     losing = {result.kind for result in ends if result.steps_lost}
@@ -258,12 +263,14 @@ def expected(jobs: Sequence[Job], *, seed: int = 0) -> Outcome:
             restart_s=kept_s,
             unseen_s=lost_s - kept_s,
         )
-        outcome += simulate(of, map(Fault, gaps_s, kept), only_in_training=True) + Outcome(pauses_s, 0.0, 0.0)
+        # The model has a start and the deletion in it, each as long as a fault.
+        other_s = 0.0 if job.ends_s is None else job.ends_s - 2 * kept_s
+        outcome += simulate(of, map(Fault, gaps_s, kept), only_in_training=True) + Outcome(pauses_s + other_s, 0.0, 0.0)
     return outcome
 
 
 def _mean_s(found: Sequence[Result]) -> float:
-    return statistics.fmean(result.until_training_s for result in found)
+    return statistics.fmean(result.until_training_s if result.stood_s is None else result.stood_s for result in found)
 
 
 def _check(path: Path) -> int:

@@ -6,6 +6,7 @@ again. What a kind promises stands in its decorator. Starts no thread.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import datetime
@@ -21,6 +22,7 @@ from demo.install import OPERATOR_NAMESPACE
 from demo.snapshot import Json, Pod
 from demo.training import TrainingRun
 from gracepoint.wire.messages import Phase
+from gracepoint_operator.trust.bundle import Bundle, OwnCertificates, Pair, issue
 from tests.cluster import asking, machine, operator
 from tests.metadata.servers import GceServer
 from tests.replay import account, trace, trainer
@@ -34,6 +36,7 @@ PRIORITY = "training"
 #: Of the nodes that are the replay's to disturb: key and value.
 LABEL = ("trains", "it")
 SNAPSHOT_SERVERS = "gracepoint-snapshots"
+_JOBSET_NAMESPACE = "--namespace=jobset-system"
 #: Of pods that only take a place.
 _SLEEP = ["python", "-c", "import time; time.sleep(3600)"]
 _PODS_GONE_S = 300.0
@@ -51,6 +54,10 @@ _SOON_S = 65.0
 _LATER_S = 1500.0
 _HOURS_S = 3 * 3600.0
 ACTIVE_MAINTENANCE = "cloud.google.com/active-node-maintenance"
+#: Where the operator keeps its certificate, and the authorities that pods are told of. It looks once a minute.
+_CERTIFICATES, _TRUST = "gracepoint-certificates", "gracepoint-trust"
+_KEPT_S = 240.0
+_WEEK_S = 7 * 24 * 3600.0
 _AWS = "aws-node-termination-handler"
 _WEBHOOKS = "validatingwebhookconfigurations.admissionregistration.k8s.io"
 
@@ -565,15 +572,47 @@ def _api_server_away_before_notice(scene: Scene) -> Iterator[None]:
     yield from _tainted_for_long(scene)
 
 
+@_kind("api-server-restored-before-notice", "ScaleDown", own_cluster=True)
+def _api_server_restored_before_notice(scene: Scene) -> Iterator[None]:
+    """The API server goes back to a copy that is ten seconds old, and a node is tainted."""
+    _restore_api_server(scene)
+    scene.since_s = time.time()
+    yield from _tainted_for_long(scene)
+
+
+def _restore_api_server(scene: Scene) -> None:
+    """Goes back, and lets the controllers start anew that have seen later versions, as those who restore etcd must."""
+    with machine.local(scene.cluster).forgetting():
+        time.sleep(_AWAY_S)
+    _kill_jobset_controller(scene)
+    _wait_for_jobset_controller(scene)
+
+
+@_kind("authority-changed-before-notice", "ScaleDown", unheard=True, own_cluster=True)
+def _authority_changed_before_notice(scene: Scene) -> Iterator[None]:
+    """The operator gets a new authority, both replicas are killed, and a node is tainted."""
+    _change_authority(scene)
+    operator.restart_abruptly(scene.cluster)
+    scene.since_s = time.time()
+    yield from _tainted_for_long(scene)
+
+
 @_kind("jobset-controller-killed", "PodDeletion", own_cluster=True)
 def _jobset_controller_killed(scene: Scene) -> Iterator[None]:
     """JobSet's controller is killed, and a pod is deleted."""
-    namespace = "jobset-system"
-    scene.cluster.kubectl("delete", "pod", "--all", f"--namespace={namespace}", "--force", "--grace-period=0")
+    _kill_jobset_controller(scene)
     _delete(scene)
     yield
+    _wait_for_jobset_controller(scene)
+
+
+def _kill_jobset_controller(scene: Scene) -> None:
+    scene.cluster.kubectl("delete", "pod", "--all", _JOBSET_NAMESPACE, "--force", "--grace-period=0")
+
+
+def _wait_for_jobset_controller(scene: Scene) -> None:
     scene.cluster.kubectl(
-        *("rollout", "status", "deployment/jobset-controller-manager", f"--namespace={namespace}", "--timeout=120s"),
+        *("rollout", "status", "deployment/jobset-controller-manager", _JOBSET_NAMESPACE, "--timeout=120s"),
         timeout_s=130,
     )
 
@@ -735,6 +774,72 @@ def _api_server_away(scene: Scene) -> Iterator[None]:
     """The API server is killed, and away for ten seconds."""
     machine.restart_api_server(scene.cluster, down_s=_AWAY_S)
     yield
+
+
+@_kind("api-server-restored", announced=False, then=Then.GOES_ON, workloads=BOTH, own_cluster=True)
+def _api_server_restored(scene: Scene) -> Iterator[None]:
+    """The API server goes back to a copy that is ten seconds old."""
+    _restore_api_server(scene)
+    yield
+
+
+@_kind("authority-changed", announced=False, then=Then.GOES_ON, workloads=BOTH, own_cluster=True)
+def _authority_changed(scene: Scene) -> Iterator[None]:
+    """The operator's Secret is deleted, and applied again without data: it makes a new authority."""
+    _change_authority(scene)
+    yield
+
+
+def _change_authority(scene: Scene) -> None:
+    """Deletes the Secret, applies it as the chart does, and waits until pods are told of the new authority."""
+    known = _trusted(scene)
+    secret = _object(scene, "secret", _CERTIFICATES)
+    kept = {name: secret["metadata"].get(name) for name in ("name", "namespace", "labels", "annotations")}
+    fresh = {"apiVersion": "v1", "kind": "Secret", "metadata": kept, "type": secret["type"]}
+    scene.cluster.kubectl("delete", f"secret/{_CERTIFICATES}", f"--namespace={OPERATOR_NAMESPACE}")
+    scene.cluster.kubectl("create", "-f", "-", stdin=json.dumps(fresh))
+    wait_until("the operator's new authority", lambda: bool(_trusted(scene) - known), timeout_s=_KEPT_S, every_s=1)
+
+
+@_kind("certificate-changed", announced=False, then=Then.GOES_ON, workloads=BOTH, own_cluster=True)
+def _certificate_changed(scene: Scene) -> Iterator[None]:
+    """The operator's certificate comes to its last week, and is renewed."""
+    data = {name: base64.b64decode(value).decode() for name, value in _certificates(scene).items()}
+    authority = OwnCertificates.of(_certificates(scene)).authorities[-1]
+    assert authority.key is not None
+    names = [f"gracepoint.{OPERATOR_NAMESPACE}.svc{domain}" for domain in ("", ".cluster.local")]
+    leaf = issue(Pair(authority.certificate.pem, authority.key), names, time.time(), _WEEK_S)
+    data |= {"tls.crt": leaf.chain, "tls.key": leaf.key}
+    patch = {"data": {name: base64.b64encode(text.encode()).decode() for name, text in data.items()}}
+    scene.cluster.kubectl(
+        *("patch", f"secret/{_CERTIFICATES}", f"--namespace={OPERATOR_NAMESPACE}"),
+        *("--type=merge", "--patch", json.dumps(patch)),
+    )
+
+    def renewed() -> bool:
+        now = OwnCertificates.of(_certificates(scene)).leaf
+        return now is not None and now.certificate.ends_at > time.time() + 2 * _WEEK_S
+
+    wait_until("the operator to renew its certificate", renewed, timeout_s=_KEPT_S, every_s=1)
+    yield
+
+
+def _certificates(scene: Scene) -> Json:
+    found: Json = _object(scene, "secret", _CERTIFICATES).get("data", {})
+    return found
+
+
+def _trusted(scene: Scene) -> set[str]:
+    """The authorities of which pods and API server are told."""
+    return {
+        item.certificate.fingerprint for item in Bundle.of(_object(scene, "configmap", _TRUST).get("data", {})).items
+    }
+
+
+def _object(scene: Scene, kind: str, name: str) -> Json:
+    found = scene.cluster.kubectl("get", f"{kind}/{name}", f"--namespace={OPERATOR_NAMESPACE}", "--output=json").stdout
+    parsed: Json = json.loads(found)
+    return parsed
 
 
 @_kind("operator-replica-killed", announced=False, then=Then.GOES_ON, workloads=BOTH, own_cluster=True)

@@ -39,6 +39,8 @@ class Result:
         broken: What must not be, in words. Empty: every promise was kept.
         at: When it began, as ISO 8601.
         commit: What was run: see ``commit_of``.
+        stood_s: How long training stood still, from the begin of the fault until the job trained again. None: as
+            long as ``until_training_s``.
     """
 
     seed: int
@@ -53,6 +55,7 @@ class Result:
     broken: tuple[str, ...] = ()
     at: str
     commit: str = UNKNOWN
+    stood_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +71,9 @@ class End:
         broken: What must not be, in words: what differs from a run that nobody disturbed, what is left.
         at: When it was found, as ISO 8601.
         commit: What was run: see ``commit_of``.
+        start_s: From its first pod until its first step.
+        again_s: How long training stood still after the deletion before its end.
+        over_s: From its last step until its last process had ended.
     """
 
     seed: int
@@ -78,6 +84,9 @@ class End:
     broken: tuple[str, ...]
     at: str
     commit: str = UNKNOWN
+    start_s: float | None = None
+    again_s: float | None = None
+    over_s: float | None = None
 
 
 def append(found: Result | End, path: Path = FILE) -> None:

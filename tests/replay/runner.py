@@ -97,6 +97,7 @@ class _Job:
         last: What happened last, in words, and how many starts it may still lead to.
         error: Why the last fault was not judged.
         ended: Whether it has come to its end.
+        times: Of its start and its end, by their names in ``results.End``.
     """
 
     run: TrainingRun
@@ -110,6 +111,7 @@ class _Job:
     last: tuple[str, int] = ("its start", 0)
     error: BaseException | None = None
     ended: bool = False
+    times: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def begin(self, fault: Fault | None, kind: Kind, lives: Sequence[account.Life], before: Snapshot) -> None:
         """Something happens next: a fault, or the deletion before the end. Nothing may have happened beside."""
@@ -232,6 +234,7 @@ class Replay:
             broken=tuple(problems),
             at=_stamp(time.time()),
             commit=self._commit,
+            **job.times,
         )
         results.append(end, self._folder / results.ENDS.name)
         for problem in problems:
@@ -329,8 +332,12 @@ class Replay:
             now = self._settled(job)
             accounts.note(f"{fault.fault} {kind.name}")
             after = run.look()
+            stood_s = None
+            if kind.then is Then.RESTARTS:
+                stood_s = account.stood_s(now[len(lives) - 1 :], began_s, scene.since_s + until_s)
             result = dataclasses.replace(
                 missed,
+                stood_s=stood_s,
                 recovered=True,
                 steps_lost=account.between(now, len(lives))[1],
                 until_training_s=until_s,
@@ -447,6 +454,7 @@ class Replay:
         lives = self._settled(job)
         before = run.look()
         job.begin(None, KINDS[_THE_END], lives, before)
+        deleted_s = time.time()
         run.cluster.kubectl("delete", "pod", pod.name, f"--namespace={NAMESPACE}", "--wait=false")
         run.wait_for_end(timeout_s=_END_S)
         job.ended = True
@@ -456,6 +464,7 @@ class Replay:
         if lost := account.between(now, len(lives))[1]:
             problems.append(f"{lost} steps lost at the end in spite of its notice")
         job.owners.note(run.look().preemptions)
+        job.times = _times(now, len(lives), deleted_s)
         problems += checks.files(run, KEEP_LAST)
         if run.form is JOBSET:
             unheard = sum(KINDS[result.kind].unheard for result in job.done)
@@ -606,6 +615,24 @@ def _broken_promises(result: Result, kind: Kind) -> list[str]:
     if result.counted_restarts > kind.counted:
         found.append(f"{result.counted_restarts} restarts count towards the limit, expected at most {kind.counted}")
     return found
+
+
+def _times(lives: Sequence[account.Life], before: int, deleted_s: float) -> dict[str, float]:
+    """How long the start and the end of a job took, by their names in ``results.End``.
+
+    Args:
+        lives: All of its starts.
+        before: How many there were when a pod was deleted before its end.
+        deleted_s: When that was.
+    """
+    first, last = lives[0], lives[-1]
+    if not first.steps or not last.steps:
+        return {}
+    return {
+        "start_s": min(first.steps.values()) - first.created_s,
+        "again_s": account.stood_s(lives[before - 1 :], deleted_s, min(last.steps.values())),
+        "over_s": max(0.0, last.gone_s - max(last.steps.values())),
+    }
 
 
 def _forgotten(committed: int, later: Sequence[account.Life]) -> list[str]:

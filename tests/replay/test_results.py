@@ -333,3 +333,12 @@ def test_a_preemption_beside_those_of_the_faults_is_named(
 
 def test_a_fault_that_was_not_as_expected_may_have_any_preemption() -> None:
     assert owned((QUIET, 0), (DRAIN, 2), causes=("Drain", "NodeLost", "Drain"), excused=True) == []
+
+
+def test_training_stands_still_from_the_stop_of_one_start_until_the_next_one_trains() -> None:
+    stopped = dataclasses.replace(OLD, stopped_s=30.0)
+    between = life("again-0", created_s=40.0, restored=3, steps={4: 45.0})
+    new = life("new-0", created_s=60.0, restored=4, steps={5: 70.0})
+    assert account.stood_s([stopped, new], 20.0, 70.0) == 40.0
+    assert account.stood_s([stopped, dataclasses.replace(between, stopped_s=50.0), new], 20.0, 70.0) == 35.0
+    assert account.stood_s([OLD], 20.0, 30.0) == 0.0

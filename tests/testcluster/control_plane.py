@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Sequence
@@ -25,6 +26,14 @@ SCHEDULER = "system:kube-scheduler"
 PROXY = "system:kube-proxy"
 _GROUPS = {ADMIN: "system:masters"}
 _API_PORT = 6443
+
+#: How long a killed or stopped process may take.
+_STOPPED_S = 20.0
+
+
+def _state(pid: int) -> str:
+    """What a process does: T if it is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def node_user(name: str) -> str:
@@ -80,6 +89,9 @@ class ControlPlane:
         """Start everything and wait until the API server is ready."""
         self._start_etcd()
         self._start_api_server()
+        self._start_controllers()
+
+    def _start_controllers(self) -> None:
         self._spawn(
             "kube-controller-manager",
             f"--kubeconfig={self.kubeconfig(CONTROLLERS)}",
@@ -101,17 +113,59 @@ class ControlPlane:
 
     def restart_api_server(self, *, down_s: float) -> None:
         """Kill the API server, and start it again after so many seconds; returns when it is ready."""
-        own = f"--token-auth-file={self.folder}/tokens.csv"
-        for pid, argv in processes():
-            if own in argv and argv[0] != "nsenter":
-                os.kill(pid, signal.SIGKILL)
+        self._kill(self._api_server_flag)
         time.sleep(down_s)
         self._start_api_server()
+
+    def save_etcd(self) -> Path:
+        """Keep a copy of etcd's data as they are now, as if etcd were killed; it does nothing meanwhile."""
+        copy = self.folder / "etcd-copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        (pid,) = self._pids(self._etcd_flag)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            wait_until("etcd to stop", lambda: _state(pid) == "T", timeout_s=_STOPPED_S, every_s=0.01)
+            shutil.copytree(self.folder / "etcd", copy)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        return copy
+
+    def restore_etcd(self, copy: Path) -> None:
+        """Go back to a copy of etcd's data: all of the control plane is killed, and started again.
+
+        The API server's versions are lower then than those that its clients know.
+        """
+        for flag in (*self._controller_flags, self._api_server_flag, self._etcd_flag):
+            self._kill(flag)
+        shutil.rmtree(self.folder / "etcd")
+        shutil.copytree(copy, self.folder / "etcd")
+        self.start()
+
+    @property
+    def _etcd_flag(self) -> str:
+        return f"--data-dir={self.folder}/etcd"
+
+    @property
+    def _api_server_flag(self) -> str:
+        return f"--token-auth-file={self.folder}/tokens.csv"
+
+    @property
+    def _controller_flags(self) -> tuple[str, ...]:
+        return tuple(f"--kubeconfig={self.kubeconfig(user)}" for user in (CONTROLLERS, SCHEDULER))
+
+    def _pids(self, flag: str) -> list[int]:
+        """The processes with that flag, as this host sees them."""
+        return [pid for pid, argv in processes() if flag in argv and argv[0] != "nsenter"]
+
+    def _kill(self, flag: str) -> None:
+        for pid in self._pids(flag):
+            os.kill(pid, signal.SIGKILL)
+        wait_until(f"the process with {flag} to end", lambda: not self._pids(flag), timeout_s=_STOPPED_S, every_s=0.02)
 
     def _start_etcd(self) -> None:
         self._spawn(
             "etcd",
-            f"--data-dir={self.folder}/etcd",
+            self._etcd_flag,
             "--unsafe-no-fsync",
             "--listen-client-urls=http://127.0.0.1:2379",
             "--advertise-client-urls=http://127.0.0.1:2379",
@@ -126,7 +180,7 @@ class ControlPlane:
             f"--advertise-address={self.address}",
             f"--tls-cert-file={self.folder}/apiserver.crt",
             f"--tls-private-key-file={self.folder}/apiserver.key",
-            f"--token-auth-file={self.folder}/tokens.csv",
+            self._api_server_flag,
             "--anonymous-auth=false",
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",

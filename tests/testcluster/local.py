@@ -222,6 +222,19 @@ class LocalCluster(Cluster):
         node.start_containerd()
 
     @contextlib.contextmanager
+    def forgetting(self) -> Iterator[None]:
+        """What happens inside of this the API server has forgotten after it.
+
+        etcd's data are put back, and all who must not go on with later versions start anew: the control plane and the
+        kubelets. Containers run on.
+        """
+        copy = self._control_plane.save_etcd()
+        yield
+        self._control_plane.restore_etcd(copy)
+        for name in self.nodes:
+            self.restart_kubelet(name, down_s=0)
+
+    @contextlib.contextmanager
     def parted(self, name: str, pairs: Sequence[tuple[str, str]]) -> Iterator[None]:
         """Nothing comes through the node from one address of a pair to the other inside of this, in both directions."""
         node = self._node(name)
