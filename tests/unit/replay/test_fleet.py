@@ -107,20 +107,28 @@ def test_copies_that_a_fault_takes_leave_the_saves() -> None:
     assert lost[0] == pytest.approx(5 / MTTF_S, rel=0.1)  # half of an interval
 
 
-def write_replay(folder: Path, *, unexplained_s: float = 0.0) -> Path:
+def write_replay(
+    folder: Path, *, unexplained_s: float = 0.0, trains_on_s: float = 0.0, start_s: float = 7.0, measured: bool = False
+) -> Path:
     """Writes what a replay of six jobs with 15 faults each leaves. Every third fault costs the steps since a snapshot.
 
     Args:
         folder: Where to.
         unexplained_s: How long each job waited for what was no fault.
+        trains_on_s: How long a job trains on after each drain.
+        start_s: How long the start of each job takes.
+        measured: Whether the results have how long training stood still, and how long starts and ends took.
     """
     kinds = itertools.cycle((("drain", True, 6.0), ("drill", True, 0.5), ("node-off", False, 75.0)))
     lost_steps = itertools.cycle(range(10))
     found, ends = [], []
     for job in range(6):
         of_job = []
+        stood_s = 0.0
         for number in range(15 * job + 1, 15 * job + 16):
             kind, announced, seconds = next(kinds)
+            stands_s = seconds + 0.5 * (number % 5)
+            on_s = trains_on_s if kind == "drain" else 0.0
             of_job.append(
                 Result(
                     seed=1,
@@ -130,18 +138,22 @@ def write_replay(folder: Path, *, unexplained_s: float = 0.0) -> Path:
                     workload="JobSet",
                     recovered=True,
                     steps_lost=0 if announced else next(lost_steps),
-                    until_training_s=seconds + 0.5 * (number % 5),
+                    until_training_s=stands_s + on_s,
                     counted_restarts=0,
                     at="2026-01-02T03:04:05+00:00",
+                    stood_s=stands_s if measured else None,
                 )
             )
-        standing_s = sum(each.until_training_s for each in of_job) + 7.0 + 7.0  # the start, and the end
+            stood_s += stands_s
+        standing_s = stood_s + start_s + 7.0  # and the end
         spent = {
             "training": 0.2 * 2000,
             "recomputation": 0.2 * sum(each.steps_lost for each in of_job),
             "waiting": standing_s + unexplained_s,
         }
         end = {"seed": 1, "workload": "JobSet", "faults": [each.fault for each in of_job], "steps": 2000}
+        if measured:
+            end |= {"start_s": start_s, "again_s": 5.0, "over_s": 2.0}
         ends.append(end | {"account": [[name, seconds, 0.0] for name, seconds in spent.items()]})
         found += of_job
     (folder / "results.jsonl").write_text("".join(f"{json.dumps(dataclasses.asdict(each))}\n" for each in found))
@@ -155,6 +167,12 @@ def test_a_replay_whose_time_the_faults_explain_is_close_to_its_model(tmp_path: 
     assert model.wall_s == pytest.approx(sum(job.outcome.wall_s for job in jobs), rel=0.01)
     assert model.lost_s == pytest.approx(sum(job.outcome.lost_s for job in jobs), rel=0.4)  # of 30 faults
     assert fleet.main(["--check", str(tmp_path / "results.jsonl")]) == 0
+
+
+@pytest.mark.parametrize("how", [{"trains_on_s": 20.0}, {"start_s": 90.0}], ids=["trains on", "a slow start"])
+def test_the_model_gets_what_was_measured_beside_the_faults(tmp_path: Path, how: dict[str, float]) -> None:
+    for measured, code in ((False, 1), (True, 0)):
+        assert fleet.main(["--check", str(write_replay(tmp_path, measured=measured, **how))]) == code
 
 
 def test_a_replay_that_stood_still_for_something_else_is_not(
