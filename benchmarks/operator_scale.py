@@ -16,7 +16,7 @@ of each other one, each with an address of its own. The phases, one after anothe
 
 With ``--floods``, which takes root, attackers with half a core and without a token flood each port of both replicas
 from 5 on, and the metrics are scraped every 15 s; see ``operator_floods``. They stand for other machines, so they get
-what all others leave of the processors. The goals stay the same, but that of evictions.
+what all others leave of the processors. The goals stay the same, but for evictions.
 
 With ``--snapshots``, each node has a snapshot server, all policies want snapshots, and the operator asks each server
 what it has and tells each client where its part goes. One server of this process answers for all.

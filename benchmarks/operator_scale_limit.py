@@ -24,7 +24,7 @@ _TIMEOUT_S = 120.0
 def main() -> None:
     kubernetes.config.load_kube_config(sys.argv[1], persist_config=False)
     client = kubernetes.client.ApiClient()
-    began_at, requests, objects, received = time.monotonic(), 0, 0, 0
+    began_at, cpu_s, requests, objects, received = time.monotonic(), time.process_time(), 0, 0, 0
     for kind in ALWAYS - OPTIONAL:
         query = {"limit": str(_PAGE), "labelSelector": SELECTORS[kind] or ""}
         while True:
@@ -43,7 +43,7 @@ def main() -> None:
             query["continue"] = page["metadata"].get("continue") or ""
             if not query["continue"]:
                 break
-    told = {"wall_s": time.monotonic() - began_at, "cpu_s": time.process_time()}
+    told = {"wall_s": time.monotonic() - began_at, "cpu_s": time.process_time() - cpu_s}
     print(json.dumps({**told, "requests": requests, "objects": objects, "bytes": received}))
 
 

@@ -241,7 +241,7 @@ def measure(mib: int, values: int, threads: int, rounds: int, steps: int) -> lis
     outs = [memoryview(bytearray(size_bytes)) for _ in range(threads)]
     took: dict[str, list[Round]] = {}
     key = secrets.token_bytes(32)
-    with other_process(2 * mib * _MIB + 64 * _MIB, key) as other:
+    with other_process((2 * max(mib, _TRAINED_MIB) + 64) * _MIB, key) as other:
         text = _capability(key)
         client = SnapshotClient(
             ("127.0.0.1", other.port),
@@ -457,6 +457,10 @@ def _steps(servers: SnapshotServers, rounds: int, steps: int) -> list[Figure]:
                 took[with_snapshots] = time.perf_counter() - began_s
                 while memory.busy:
                     time.sleep(0.01)
+                if with_snapshots and (
+                    memory.newest is None or memory.newest.step != step - (steps - 1) % _EVERY_STEPS
+                ):
+                    raise RuntimeError(f"the last snapshot is not safe: {memory.skips.reason}")
             if turn:
                 ratios.append(took[True] / took[False])
     return [
