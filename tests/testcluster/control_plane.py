@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.testcluster import features, parts, pki
 from tests.testcluster.network import KUBERNETES_IP, SERVICE_CIDR
-from tests.testcluster.sandbox import Sandbox, processes
+from tests.testcluster.sandbox import Sandbox, continue_process, processes, stop_process
 from tests.testcluster.shell import log_tail, run, wait_until
 
 ADMIN = "admin"
@@ -27,13 +27,8 @@ PROXY = "system:kube-proxy"
 _GROUPS = {ADMIN: "system:masters"}
 _API_PORT = 6443
 
-#: How long a killed or stopped process may take.
+#: How long a killed process may take.
 _STOPPED_S = 20.0
-
-
-def _state(pid: int) -> str:
-    """What a process does: T if it is stopped."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def node_user(name: str) -> str:
@@ -121,13 +116,11 @@ class ControlPlane:
         """Keep a copy of etcd's data as they are now, as if etcd were killed; it does nothing meanwhile."""
         copy = self.folder / "etcd-copy"
         shutil.rmtree(copy, ignore_errors=True)
-        (pid,) = self._pids(self._etcd_flag)
-        os.kill(pid, signal.SIGSTOP)
         try:
-            wait_until("etcd to stop", lambda: _state(pid) == "T", timeout_s=_STOPPED_S, every_s=0.01)
+            stop_process(self._etcd_flag)
             shutil.copytree(self.folder / "etcd", copy)
         finally:
-            os.kill(pid, signal.SIGCONT)
+            continue_process(self._etcd_flag)
         return copy
 
     def restore_etcd(self, copy: Path) -> None:

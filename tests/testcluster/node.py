@@ -21,7 +21,7 @@ from pathlib import Path
 from tests.testcluster import cgroups, features, logind, parts
 from tests.testcluster.images import PAUSE, Image, blob, layout
 from tests.testcluster.network import DNS_IP, POD_CIDR, Network, cni_config
-from tests.testcluster.sandbox import Sandbox, processes
+from tests.testcluster.sandbox import Sandbox, continue_process, processes, stop_process, with_argument
 from tests.testcluster.shell import log_tail, wait_until
 from tests.testcluster.system import cni_folder
 
@@ -130,34 +130,20 @@ class Node:
         self.sandbox.run(logind.command("announce", "cancelled" if cancelled else "shutdown"))
 
     def stop_kubelet(self) -> None:
-        """Stop the kubelet's process; the containers run on. ``continue_kubelet`` must follow.
-
-        The nsenter that waits for it stops itself as soon as it sees that, as a shell's job would; and while it is
-        stopped it reaps nobody, so that the machine could not end.
-        """
-        waiting, kubelet = self._kubelet()
-        os.kill(kubelet, signal.SIGSTOP)
-        state = Path(f"/proc/{waiting}/stat")
-        wait_until(
-            f"the kubelet of {self.name} to be stopped",
-            lambda: state.read_text().rpartition(")")[2].split()[0] == "T",
-            timeout_s=10,
-            every_s=0.05,
-        )
+        """Stop the kubelet's process; the containers run on. ``continue_kubelet`` must follow."""
+        stop_process(self._kubelet_flag)
 
     def continue_kubelet(self) -> None:
         """Let the kubelet's process go on."""
-        for pid in self._kubelet():
-            os.kill(pid, signal.SIGCONT)
+        continue_process(self._kubelet_flag)
 
-    def _kubelet(self) -> list[int]:
-        """As this host sees them: the nsenter that waits for the kubelet's process, and this."""
-        found = [(argv[0] != "nsenter", pid) for pid, argv in processes() if f"--config={self._config}" in argv]
-        return [pid for _, pid in sorted(found)]
+    @property
+    def _kubelet_flag(self) -> str:
+        return f"--config={self._config}"
 
     def kill_kubelet(self) -> None:
         """Kill the kubelet's process; the containers run on. ``start_kubelet`` must follow."""
-        os.kill(self._kubelet()[-1], signal.SIGKILL)
+        os.kill(with_argument(self._kubelet_flag)[-1], signal.SIGKILL)
 
     def kill_containerd(self) -> None:
         """Kill containerd; the containers run on. ``start_containerd`` must follow."""

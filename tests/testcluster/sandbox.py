@@ -24,6 +24,8 @@ from pathlib import Path
 from tests.testcluster.api import ClusterError
 from tests.testcluster.shell import run, wait_until
 
+#: How long a process may take until it is stopped.
+_STOPPED_S = 20.0
 _SPACES = ("pid", "mount", "net", "uts", "ipc")
 
 
@@ -130,6 +132,35 @@ def processes() -> list[tuple[int, list[str]]]:
                 continue
             found.append((int(entry), [os.fsdecode(word) for word in words]))
     return found
+
+
+def with_argument(argument: str) -> list[int]:
+    """The process of a machine with that argument, as this host sees it, after the nsenter that waits for it."""
+    found = [(argv[0] != "nsenter", pid) for pid, argv in processes() if argument in argv]
+    return [pid for _, pid in sorted(found)]
+
+
+def stop_process(argument: str) -> None:
+    """Stop the process of a machine with that argument. ``continue_process`` must follow.
+
+    The nsenter that waits for it stops itself as soon as it sees that, as a shell's job would; and while it is stopped
+    it reaps nobody, so that the machine could not end.
+    """
+    waiting, pid = with_argument(argument)
+    os.kill(pid, signal.SIGSTOP)
+    state = Path(f"/proc/{waiting}/stat")
+    wait_until(
+        f"the process with {argument} to be stopped",
+        lambda: state.read_text().rpartition(")")[2].split()[0] == "T",
+        timeout_s=_STOPPED_S,
+        every_s=0.02,
+    )
+
+
+def continue_process(argument: str) -> None:
+    """Let a process go on that ``stop_process`` has stopped."""
+    for pid in with_argument(argument):
+        os.kill(pid, signal.SIGCONT)
 
 
 def detached(argv: Sequence[str], log: Path, *, cwd: Path = Path("/"), env: Mapping[str, str] | None = None) -> None:
