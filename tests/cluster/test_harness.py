@@ -272,6 +272,16 @@ def test_lost_node_is_noticed_and_its_pods_are_replaced(cluster: testcluster.Clu
     cluster.kubectl("wait", "pod/stranded", "--for=condition=Ready", "--timeout=60s", timeout_s=65)
 
 
+def test_the_api_server_forgets_what_was_made_after_a_backup(cluster: testcluster.Cluster) -> None:
+    assert isinstance(cluster, LocalCluster)
+    cluster.kubectl("create", "namespace", "known")
+    with cluster.forgetting():
+        cluster.kubectl("create", "namespace", "forgotten")
+    names = cluster.kubectl("get", "namespaces", "--output=name").stdout.split()
+    assert "namespace/known" in names
+    assert "namespace/forgotten" not in names
+
+
 def test_nothing_is_left_after_the_end(cluster: testcluster.Cluster) -> None:
     assert isinstance(cluster, LocalCluster)
     record = cluster.record
