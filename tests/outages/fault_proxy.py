@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import re
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -39,6 +40,11 @@ _STATUS = {How.ANSWER_500: 500, How.ANSWER_503: 503, How.ANSWER_404: 404, How.AN
 _EVENTS = {How.ERROR_EVENT: 500, How.GONE_EVENT: 410}
 #: Which groups there are, and which kinds a version of a group has.
 _DOCUMENT = re.compile(r"/apis(/[^/?]+/[^/?]+)?")
+
+
+_BACKLOG = 128
+#: How long it takes until connections that were accepted are known to the server.
+_ACCEPTED_S = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,10 +120,14 @@ class FaultProxy:
         connector = aiohttp.TCPConnector(limit=0, ssl=self._tls)
         async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as self._session:
             await runner.setup()
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
+            await web.SockSite(runner, listener).start()
+            self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             self._listening.set()
             await self._ended.wait()
+            # asyncio's server loses connections that it has accepted in the turn of the loop in which it is closed.
+            self._loop.remove_reader(listener.fileno())
+            await asyncio.sleep(_ACCEPTED_S)
             await self._cut(re.compile(""))
             await runner.cleanup()
             await connector.close(abort_ssl=True)  # the loop ends before the other side would have answered
