@@ -217,11 +217,11 @@ class Replay:
                 job.memory = job.memory or self._operator_bytes()
                 if job.error is not None:  # the next ones come to a new job, of which more is known
                     break
+            if not job.done:  # time was over
+                self._give_up(run)
+                return
             rows: list[tuple[str, float, float]] = []
             problems = self._guarded("its end", lambda: self._end(job, rows)) + job.problems + job.owners.surplus()
-        if not job.done:  # time was over
-            self._give_up(run)
-            return
         if job.ended:
             problems += self._guarded("the comparison", lambda: self._compare(run, job.done))
         problems += self._guarded("what it leaves", lambda: self._remaining(run))
