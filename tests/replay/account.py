@@ -206,11 +206,18 @@ def trains_anew(lives: Sequence[Life], old: Collection[str], since_s: float) -> 
         since_s: The first step must be later.
     """
     newest = lives[-1] if lives else None
-    if newest is None or newest.pod in old or newest.restored_step is None or newest.joined_s is None:
+    if newest is None or newest.pod in old or newest.restored_step is None:
+        return None
+    first_s = first_step_s(newest)
+    return first_s if first_s is not None and first_s > since_s else None
+
+
+def first_step_s(life: Life) -> float | None:
+    """Returns when a start did its first step. None: it has not come to that."""
+    if life.joined_s is None:
         return None
     # Before it had joined, a process of the start before it may have recorded its last steps.
-    first_s = min((at for at in newest.steps.values() if at > newest.joined_s), default=None)
-    return first_s if first_s is not None and first_s > since_s else None
+    return min((at for at in life.steps.values() if at > life.joined_s), default=None)
 
 
 def stood_s(lives: Iterable[Life], since_s: float, until_s: float) -> float:

@@ -626,11 +626,12 @@ def _times(lives: Sequence[account.Life], before: int, deleted_s: float) -> dict
         deleted_s: When that was.
     """
     first, last = lives[0], lives[-1]
-    if not first.steps or not last.steps:
+    first_s, again_s = account.first_step_s(first), account.first_step_s(last)
+    if first_s is None or again_s is None:
         return {}
     return {
-        "start_s": min(first.steps.values()) - first.created_s,
-        "again_s": account.stood_s(lives[before - 1 :], deleted_s, min(last.steps.values())),
+        "start_s": first_s - first.created_s,
+        "again_s": account.stood_s(lives[before - 1 :], deleted_s, again_s),
         "over_s": max(0.0, last.gone_s - max(last.steps.values())),
     }
 

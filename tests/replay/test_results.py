@@ -271,6 +271,21 @@ def test_a_job_has_gone_on_when_its_newest_start_has_restored_and_trained(
     assert account.trains_anew([], set(), since_s=15.0) is None
 
 
+@pytest.mark.parametrize(
+    ("start", "first_s"),
+    [
+        pytest.param(life("a-0", created_s=20.0, restored=3, steps={4: 30.0, 5: 31.0}), 30.0, id="its own steps"),
+        pytest.param(
+            life("a-0", created_s=20.0, restored=3, steps={3: 20.5, 4: 30.0}), 30.0, id="a last step of the old one"
+        ),
+        pytest.param(life("a-0", created_s=20.0, restored=3, steps={3: 20.5}), None, id="none of its own"),
+        pytest.param(life("a-0", created_s=20.0, restored=None, steps={3: 20.5}), None, id="it has not joined"),
+    ],
+)
+def test_the_first_step_of_a_start_is_one_that_came_after_it_had_joined(start: Life, first_s: float | None) -> None:
+    assert account.first_step_s(start) == first_s
+
+
 def test_steps_are_lost_to_the_next_start_that_restored() -> None:
     failed = life("failed-0", created_s=20.0, restored=None, steps={})
     new = life("new-0", created_s=30.0, restored=1, steps={2: 40.0})
