@@ -58,6 +58,8 @@ ACTIVE_MAINTENANCE = "cloud.google.com/active-node-maintenance"
 _CERTIFICATES, _TRUST = "gracepoint-certificates", "gracepoint-trust"
 _KEPT_S = 240.0
 _WEEK_S = 7 * 24 * 3600.0
+#: AKS's condition of a node, and what it says when nothing is ahead.
+_VM_EVENT, _NO_EVENT = "VMEventScheduled", "No scheduled event"
 _AWS = "aws-node-termination-handler"
 _WEBHOOKS = "validatingwebhookconfigurations.admissionregistration.k8s.io"
 
@@ -223,19 +225,26 @@ def _aks_spot(scene: Scene) -> Iterator[None]:
     """AKS's condition of the node: a Spot machine is taken back in half a minute, and is cordoned by auto-drain."""
     scene.cluster.kubectl("cordon", scene.pod.node)
     at = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=30)
-    _condition(scene, "True", f"Preempt Scheduled: {at:%a, %d %b %Y %H:%M:%S} GMT")
+    _condition(scene.cluster, scene.pod.node, "True", f"Preempt Scheduled: {at:%a, %d %b %Y %H:%M:%S} GMT")
     yield
-    _condition(scene, "False", "No scheduled event")
+    _condition(scene.cluster, scene.pod.node, "False", _NO_EVENT)
     scene.cluster.kubectl("uncordon", scene.pod.node)
 
 
-def _condition(scene: Scene, status: str, message: str) -> None:
+def call_off_event(cluster: Cluster, node: str) -> None:
+    """Takes AKS's condition of a node back if it says that the machine is taken back."""
+    path = f'--output=jsonpath={{.status.conditions[?(@.type=="{_VM_EVENT}")].status}}'
+    if cluster.kubectl("get", "node", node, path).stdout.strip() == "True":
+        _condition(cluster, node, "False", _NO_EVENT)
+
+
+def _condition(cluster: Cluster, node: str, status: str, message: str) -> None:
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    entry = {"type": "VMEventScheduled", "status": status, "reason": "VMEventScheduled", "message": message}
+    entry = {"type": _VM_EVENT, "status": status, "reason": _VM_EVENT, "message": message}
     entry |= {"lastTransitionTime": now, "lastHeartbeatTime": now}
-    with config.new_client_from_config(str(scene.cluster.kubeconfig)) as connection:
+    with config.new_client_from_config(str(cluster.kubeconfig)) as connection:
         body = {"status": {"conditions": [entry]}}
-        client.CoreV1Api(connection).patch_node_status(scene.pod.node, body, _request_timeout=30)
+        client.CoreV1Api(connection).patch_node_status(node, body, _request_timeout=30)
 
 
 @_kind("metadata", "SpotTermination", records=(0, 1), workloads=BOTH, own_cluster=True)

@@ -40,6 +40,7 @@ from tests.replay.kinds import (
     Kind,
     Scene,
     Then,
+    call_off_event,
     prepare,
 )
 from tests.replay.owners import Owner, Owners
@@ -579,6 +580,7 @@ def restore(cluster: Cluster, nodes: tuple[str, ...]) -> None:
         cluster.kubectl("patch", "node", node, "--type=merge", "--patch", clean)
         prepare(cluster, node)
         cluster.kubectl("label", "node", node, f"{asking.MAINTENANCE}-", f"{ACTIVE_MAINTENANCE}-")
+        call_off_event(cluster, node)
     for what in (
         (f"--namespace={NAMESPACE}", "resourcequota/none", "pod/urgent"),
         ("validatingwebhookconfigurations.admissionregistration.k8s.io/foreign",),
