@@ -805,8 +805,23 @@ def _change_authority(scene: Scene) -> None:
     secret = _object(scene, "secret", _CERTIFICATES)
     kept = {name: secret["metadata"].get(name) for name in ("name", "namespace", "labels", "annotations")}
     fresh = {"apiVersion": "v1", "kind": "Secret", "metadata": kept, "type": secret["type"]}
-    scene.cluster.kubectl("delete", f"secret/{_CERTIFICATES}", f"--namespace={OPERATOR_NAMESPACE}")
-    scene.cluster.kubectl("create", "-f", "-", stdin=json.dumps(fresh))
+    refusals: list[str] = []
+
+    def is_back() -> bool:
+        done = scene.cluster.kubectl("create", "-f", "-", stdin=json.dumps(fresh), check=False)
+        refusals[:] = [done.stderr]
+        return done.returncode == 0 or "AlreadyExists" in done.stderr
+
+    try:
+        scene.cluster.kubectl("delete", f"secret/{_CERTIFICATES}", f"--namespace={OPERATOR_NAMESPACE}")
+    finally:  # the operator does not make a Secret that is not there
+        wait_until(
+            f"the Secret {_CERTIFICATES} to be created again",
+            is_back,
+            timeout_s=_PODS_GONE_S,
+            every_s=1,
+            hint=lambda: " ".join(refusals),
+        )
     wait_until("the operator's new authority", lambda: bool(_trusted(scene) - known), timeout_s=_KEPT_S, every_s=1)
 
 
