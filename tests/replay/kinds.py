@@ -139,6 +139,18 @@ class Kind:
     workloads: tuple[str, ...]
     own_cluster: bool
 
+    @property
+    def starts(self) -> int | None:
+        """How many starts of a JobSet it leads to, at most. None: as many as it takes."""
+        if self.then is Then.GOES_ON:
+            return 0
+        return max(1, self.records[1]) if self.announced else None
+
+    def later_starts(self, seen: int) -> int:
+        """How many starts it may still lead to after it was judged, when there were ``seen`` of them."""
+        # Of a kind that may have two records, the second one may end a start after the first one was judged.
+        return 0 if self.then is Then.GOES_ON else max(0, self.records[1] - seen)
+
 
 KINDS: dict[str, Kind] = {}
 BOTH = (trace.JOBSET, trace.JOB)

@@ -123,9 +123,9 @@ class _Job:
         self.last = (name, 0)
         self.starts = len(lives)
 
-    def judged(self, fault: Fault, kind: Kind, starts: int) -> None:
-        # Of a kind that may have two records, the second one may end a start after the first one was judged.
-        self.starts, self.last = starts, (f"fault {fault.fault}, {kind.name}", max(0, kind.records[1] - 1))
+    def judged(self, fault: Fault, kind: Kind, before: int, now: int) -> None:
+        """A fault was judged, before which there were ``before`` starts, and ``now`` after it."""
+        self.starts, self.last = now, (f"fault {fault.fault}, {kind.name}", kind.later_starts(now - before))
 
     def not_judged(self) -> None:
         self.starts = None
@@ -348,11 +348,12 @@ class Replay:
             broken = (
                 *_broken_promises(result, kind),
                 *self._wrong_restarts(kind, before, after),
+                *_wrong_starts(run, account.between(now, len(lives))[0], most=kind.starts),
                 *_forgotten(committed, now[len(lives) :]),
                 *self._wrong_records(kind, run, before),
                 *_unequal(run),
             )
-            job.judged(fault, kind, len(now))
+            job.judged(fault, kind, len(lives), len(now))
             return dataclasses.replace(result, broken=broken)
         except _ANYTHING as error:  # a process was not found, or a look at the cluster failed
             job.error = error
@@ -462,8 +463,10 @@ class Replay:
         rows += accounts.finished()
         problems = [f"{text}, at the end" for text in self._wrong_records(KINDS[_THE_END], run, before)]
         now = accounts.lives()
-        if lost := account.between(now, len(lives))[1]:
+        starts, lost = account.between(now, len(lives))
+        if lost:
             problems.append(f"{lost} steps lost at the end in spite of its notice")
+        problems += [f"{text}, at the end" for text in _wrong_starts(run, starts, least=1, most=1)]
         job.owners.note(run.look().preemptions)
         job.times = _times(now, len(lives), deleted_s)
         problems += checks.files(run, KEEP_LAST)
@@ -607,6 +610,13 @@ def _without_saves(spec: Json) -> None:
 
 def _policy_of(form: Form) -> str:
     return MEMORY_POLICY if form is JOBSET else STORAGE_POLICY
+
+
+def _wrong_starts(run: TrainingRun, starts: int, *, least: int = 0, most: int | None) -> list[str]:
+    """What is wrong with how often a JobSet started. The pods of a Job are replaced one by one."""
+    if run.form is not JOBSET or least <= starts <= (starts if most is None else most):
+        return []
+    return [f"{starts} starts, expected {'' if least == most else 'at most '}{most}"]
 
 
 def _broken_promises(result: Result, kind: Kind) -> list[str]:

@@ -306,6 +306,25 @@ def test_between_two_faults_nothing_starts_and_no_step_is_lost() -> None:
     assert account.beside([OLD, new], 1, "fault 1", 0, one_by_one=True) == [lost]
 
 
+@pytest.mark.parametrize(
+    ("kind", "starts", "later"),
+    [
+        pytest.param("drain", 1, (1, 0, 0), id="announced"),
+        pytest.param("two-notices", 2, (2, 1, 0), id="announced twice"),
+        pytest.param("operator-away", 1, (1, 0, 0), id="announced without a record"),
+        pytest.param("node-off", None, (2, 1, 0), id="not announced, with two records"),
+        pytest.param("process-0-killed", None, (0, 0, 0), id="not announced, without a record"),
+        pytest.param("drill", 0, (0, 0, 0), id="announced, and it goes on"),
+        pytest.param("dns-away", 0, (0, 0, 0), id="not announced, and it goes on"),
+    ],
+)
+def test_a_fault_leads_to_no_more_starts_than_it_has_notices(
+    kind: str, starts: int | None, later: tuple[int, ...]
+) -> None:
+    assert KINDS[kind].starts == starts
+    assert tuple(map(KINDS[kind].later_starts, range(3))) == later
+
+
 def preemptions(*causes: str) -> list[dict[str, Any]]:
     return [{"metadata": {"name": f"job-{n}"}, "spec": {"cause": cause}} for n, cause in enumerate(causes)]
 
