@@ -224,6 +224,8 @@ def read_jobs(path: Path) -> list[Job]:
             end = json.loads(line)
             seconds = {category: own for category, own, _ in end["account"]}
             faults = tuple(known[end["seed"], fault] for fault in end["faults"] if (end["seed"], fault) in known)
+            if "at" in end and results.again_since(end["at"], faults):
+                continue
             if seconds and any(result.until_training_s > _PAUSE_S for result in faults):
                 outcome = Outcome(sum(seconds.values()), seconds["training"], seconds["recomputation"])
                 times = [end.get(name) for name in ("start_s", "again_s", "over_s")]

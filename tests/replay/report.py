@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from tests.replay.results import End, Result
+from tests.replay.results import End, Result, counting
 
 #: The operator's account may differ by this share of the whole time, in each category,
 GOAL = 0.01
@@ -49,13 +49,19 @@ def unlike(account: Sequence[tuple[str, float, float]], starts: int, unheard: in
 
 
 def problems(results: Iterable[Result], ends: Iterable[End]) -> list[str]:
-    """Returns all that must not be, each with the fault or the job after which it was found."""
+    """Returns all that must not be, each with the fault or the job after which it was found.
+
+    Args:
+        results: The newest one of each fault.
+        ends: Of all jobs. That of a job of which a fault was done again since counts no more.
+    """
+    results = list(results)
     found = [
         f"fault {result.fault} of seed {result.seed}, {result.kind}: {text}"
         for result in results
         for text in result.broken
     ]
-    for end in ends:
+    for end in counting(ends, results):
         faults = f"{min(end.faults)} to {max(end.faults)}" if end.faults else "none"
         found += [f"the {end.workload} of the faults {faults} of seed {end.seed}: {text}" for text in end.broken]
     return found
@@ -66,9 +72,10 @@ def rendered(results: Sequence[Result], ends: Sequence[End], redone: Sequence[Re
 
     Args:
         results: The newest one of each fault.
-        ends: Of all jobs.
+        ends: Of all jobs. That of a job of which a fault was done again since counts no more.
         redone: Earlier ones of the same faults, which count no more.
     """
+    ends = counting(ends, results)
     parts = [table(results)]
     if accounts := [end.account for end in ends if end.account and end.workload == "JobSet"]:
         parts.append(account_table(_together(accounts)))
@@ -80,7 +87,10 @@ def rendered(results: Sequence[Result], ends: Sequence[End], redone: Sequence[Re
     )
     compared = {(end.seed, fault) for end in ends for fault in end.faults}
     if cut := [result for result in results if (result.seed, result.fault) not in compared]:
-        parts.append(f"{len(cut)} faults came to jobs that were cut, and so were not held against an undisturbed run.")
+        parts.append(
+            f"{len(cut)} faults came to jobs that were cut, or of which a fault was done again since, and so were not "
+            "held against an undisturbed run."
+        )
     commits = collections.Counter(result.commit for result in results)
     parts.append("\n".join(f"Commit {commit}: {count} faults." for commit, count in commits.items()))
     if redone:

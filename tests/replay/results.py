@@ -7,6 +7,7 @@ the end of each training job is beside it, in ``ends.jsonl``. Starts no thread.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -129,6 +130,22 @@ def redone(results: Sequence[Result]) -> list[Result]:
 def newest(results: Iterable[Result]) -> list[Result]:
     """Returns one result of each fault of each trace, the last one: a fault may have been replayed alone."""
     return list({(result.seed, result.fault): result for result in results}.values())
+
+
+def counting(ends: Iterable[End], results: Iterable[Result]) -> list[End]:
+    """Returns the ends that still count: those of jobs of which no fault was done again since."""
+    last = {(result.seed, result.fault): result for result in newest(results)}
+    return [
+        end
+        for end in ends
+        if not again_since(end.at, [last[end.seed, fault] for fault in end.faults if (end.seed, fault) in last])
+    ]
+
+
+def again_since(at: str, of: Iterable[Result]) -> bool:
+    """Returns whether one of the results began after a time, given as ISO 8601."""
+    found_at = datetime.datetime.fromisoformat(at)
+    return any(datetime.datetime.fromisoformat(result.at) > found_at for result in of)
 
 
 def read_ends(path: Path = ENDS) -> list[End]:

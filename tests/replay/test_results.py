@@ -173,10 +173,25 @@ def test_the_report_tells_what_was_cut_what_was_done_again_and_of_which_commits_
     other = dataclasses.replace(ONE, fault=2, commit="0123")
     before = dataclasses.replace(ONE, broken=("lost 3 steps",))
     found = report.rendered([ONE, other], [end], [before])
-    assert "1 faults came to jobs that were cut, and so were not held against an undisturbed run." in found
+    assert "1 faults came to jobs that were cut, or of which a fault was done again since, and so were not" in found
     assert "Commit unknown: 1 faults.\nCommit 0123: 1 faults." in found
     assert "1 results are of faults that were done again since; of these:\nfault 1 of seed 7, drain: lost 3" in found
     assert "that were cut" not in report.rendered([ONE], [end])
+
+
+def test_the_end_of_a_job_counts_no_more_when_one_of_its_faults_was_done_again_since() -> None:
+    end = End(seed=7, workload="Job", faults=(1, 2), steps=900, account=(), broken=("file lost+found",), at=ONE.at)
+    other = dataclasses.replace(ONE, fault=2)
+    again = dataclasses.replace(other, at="2026-01-02T04:00:00+00:00")
+    assert len(report.problems([ONE, other], [end])) == 1
+    assert report.problems([ONE, again], [end]) == []
+    assert len(report.problems([ONE, dataclasses.replace(again, seed=8)], [end])) == 1, "that of another trace"
+    found = report.rendered([ONE, again], [end], [other])
+    assert "0 jobs came to their end, after 0 steps." in found
+    assert "2 faults came to jobs that were cut" in found
+    assert "Nothing was found that must not be." in found
+    newer = dataclasses.replace(end, faults=(2,), broken=(), at="2026-01-02T04:30:00+00:00")
+    assert results.counting([end, newer], [ONE, again]) == [newer]
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 2), (0.99, 4), (0.25, 1)])

@@ -194,6 +194,14 @@ def test_the_end_of_no_job_is_named(tmp_path: Path) -> None:
         fleet.read_jobs(path)
 
 
+def test_a_job_of_which_a_fault_was_done_again_since_is_left_out(tmp_path: Path) -> None:
+    path = write_replay(tmp_path)
+    ends = [json.loads(line) for line in (tmp_path / "ends.jsonl").read_text().splitlines()]
+    ends[0]["at"], ends[1]["at"] = "2026-01-02T03:04:04+00:00", "2026-01-02T03:04:06+00:00"  # its faults: at :05
+    (tmp_path / "ends.jsonl").write_text("".join(f"{json.dumps(end)}\n" for end in ends))
+    assert [job.faults[0].fault for job in fleet.read_jobs(path)] == [16, 31, 46, 61, 76]
+
+
 def test_a_replays_figures_take_the_place_of_two(tmp_path: Path) -> None:
     figures = fleet.measured(results.read(write_replay(tmp_path)))
     assert figures.restart_s == 7.0
