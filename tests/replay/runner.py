@@ -52,6 +52,8 @@ from tests.testcluster.local import LocalCluster
 from tests.testcluster.shell import wait_until
 
 NAMESPACE = "gracepoint-replay"
+#: How the names of its jobs begin, and what they consist of.
+_JOB_PREFIX, _MADE = "job-", "jobsets.jobset.x-k8s.io,jobs.batch,services"
 #: With snapshots in memory and a worker for saves, and with storage alone; of runs that nobody disturbs.
 MEMORY_POLICY, STORAGE_POLICY, UNDISTURBED_POLICY = "memory", "storage", "undisturbed"
 KEEP_LAST = 2
@@ -156,9 +158,14 @@ class Replay:
         self.happened: set[Fault] = set()
 
     def prepare(self) -> None:
-        """Makes what the jobs need."""
-        prepare(self._cluster, *self._nodes)
+        """Takes away what a replay that was cut has left on the cluster, and makes what the jobs need.
+
+        Raises:
+            ClusterError: It could not be taken away, or be made.
+        """
         install.make_namespace(self._cluster, NAMESPACE)
+        restore(self._cluster, self._nodes)
+        self._delete_jobs()
         first = {
             "apiVersion": "scheduling.k8s.io/v1",
             "kind": "PriorityClass",
@@ -170,6 +177,16 @@ class Replay:
         for name, change in policies.items():
             apply_policy(self._cluster, name, namespace=NAMESPACE, change=change)
         self._wait_for_snapshot_servers()
+
+    def _delete_jobs(self) -> None:
+        """Deletes the jobs of replays before this one, and waits until their pods are gone."""
+        where = f"--namespace={NAMESPACE}"
+        listed = self._cluster.kubectl("get", _MADE, where, "--output=name").stdout.split()
+        if left := [name for name in listed if name.partition("/")[2].startswith(_JOB_PREFIX)]:
+            self._cluster.kubectl(
+                *("delete", *left, where, "--ignore-not-found", "--cascade=foreground", f"--timeout={_GONE_S:.0f}s"),
+                timeout_s=_GONE_S + 10,
+            )
 
     def job(self, faults: Sequence[Fault], *, until_s: float = float("inf")) -> None:
         """Lets faults happen to one training job, and holds it against one that nobody disturbs.
@@ -186,10 +203,22 @@ class Replay:
         """
         self._made += 1
         form = JOBSET if faults[0].workload == trace.JOBSET else JOB
-        run = self._training_run(f"job-{faults[0].job}-{self._made}", _policy_of(form), form)
+        run = self._training_run(f"{_JOB_PREFIX}{faults[0].job}-{self._made}", _policy_of(form), form)
+        try:
+            self._train(run, faults, until_s)
+        except ClusterError:  # it was given up
+            raise
+        except BaseException:  # it was interrupted, and the cluster may be kept
+            try:
+                self._give_up(run)
+            except ClusterError as lacking:
+                self._say(f"  {lacking}")
+            raise
+
+    def _train(self, run: TrainingRun, faults: Sequence[Fault], until_s: float) -> None:
         folder = self._folder / "logs" / run.name
         with self._metadata() as metadata, PodWatch(run) as pods:
-            accounts = BothAccounts(run, _policy_of(form), pods, folder)
+            accounts = BothAccounts(run, _policy_of(run.form), pods, folder)
             job = _Job(run, accounts, metadata)
             try:
                 run.start(_of_many_restarts, self._with_words)
