@@ -104,13 +104,21 @@ def wait_for_count(cluster: Cluster, what: str, shown: Callable[[dict[str, float
 
 def counted(cluster: Cluster) -> dict[str, float]:
     """The metrics of all replicas, summed, by name with labels. They may be some seconds old."""
+    counts: dict[str, float] = {}
+    for replica in by_replica(cluster):
+        for name, count in replica.items():
+            counts[name] = counts.get(name, 0) + count
+    return counts
+
+
+def by_replica(cluster: Cluster) -> list[dict[str, float]]:
+    """The metrics of each replica, by name with labels. They may be some seconds old."""
     pods = cluster.kubectl(
         "get", "pod", f"--selector={_SELECTOR}", _RUNS, f"--namespace={OPERATOR_NAMESPACE}", "--output=json"
     )
-    counts: dict[str, float] = {}
+    found = []
     for pod in json.loads(pods.stdout)["items"]:
         path = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{pod['metadata']['name']}:8080/proxy/metrics"
         text = cluster.kubectl("get", "--raw", path).stdout
-        for name, count in re.findall(r"^(gracepoint_.+) (\S+)$", text, re.M):
-            counts[name] = counts.get(name, 0) + float(count)
-    return counts
+        found.append({name: float(count) for name, count in re.findall(r"^(gracepoint_.+) (\S+)$", text, re.M)})
+    return found

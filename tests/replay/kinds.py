@@ -22,7 +22,7 @@ from demo.install import OPERATOR_NAMESPACE
 from demo.snapshot import Json, Pod
 from demo.training import TrainingRun
 from gracepoint.wire.messages import Phase
-from gracepoint_operator.trust.bundle import Bundle, OwnCertificates, Pair, issue
+from gracepoint_operator.trust.bundle import OVERLAP_S, Bundle, OwnCertificates, Pair, issue
 from tests.cluster import asking, machine, operator
 from tests.metadata.servers import GceServer
 from tests.replay import account, trace, trainer
@@ -57,6 +57,8 @@ ACTIVE_MAINTENANCE = "cloud.google.com/active-node-maintenance"
 #: Where the operator keeps its certificate, and the authorities that pods are told of. It looks once a minute.
 _CERTIFICATES, _TRUST = "gracepoint-certificates", "gracepoint-trust"
 _KEPT_S = 240.0
+#: Of the metrics of a replica: when the certificate that it serves expires.
+_EXPIRY = 'gracepoint_certificate_expiry_timestamp_seconds{certificate="server"}'
 _WEEK_S = 7 * 24 * 3600.0
 #: AKS's condition of a node, and what it says when nothing is ahead.
 _VM_EVENT, _NO_EVENT = "VMEventScheduled", "No scheduled event"
@@ -839,25 +841,55 @@ def _change_authority(scene: Scene) -> None:
 
 @_kind("certificate-changed", announced=False, then=Then.GOES_ON, workloads=BOTH, own_cluster=True)
 def _certificate_changed(scene: Scene) -> Iterator[None]:
-    """The operator's certificate comes to its last week, and is renewed."""
+    """The operator's certificate comes to its last week, is renewed, and all replicas serve the new one."""
     data = {name: base64.b64decode(value).decode() for name, value in _certificates(scene).items()}
     authority = OwnCertificates.of(_certificates(scene)).authorities[-1]
     assert authority.key is not None
+    # It may be new, after the kind authority-changed; a certificate of it would be held back for a day.
+    known = Bundle.of(_object(scene, "configmap", _TRUST).get("data", {}))
+    _patch(scene, f"configmap/{_TRUST}", known_for_long(known, time.time()).data())
     names = [f"gracepoint.{OPERATOR_NAMESPACE}.svc{domain}" for domain in ("", ".cluster.local")]
     leaf = issue(Pair(authority.certificate.pem, authority.key), names, time.time(), _WEEK_S)
     data |= {"tls.crt": leaf.chain, "tls.key": leaf.key}
-    patch = {"data": {name: base64.b64encode(text.encode()).decode() for name, text in data.items()}}
-    scene.cluster.kubectl(
-        *("patch", f"secret/{_CERTIFICATES}", f"--namespace={OPERATOR_NAMESPACE}"),
-        *("--type=merge", "--patch", json.dumps(patch)),
+    _patch(
+        scene,
+        f"secret/{_CERTIFICATES}",
+        {name: base64.b64encode(text.encode()).decode() for name, text in data.items()},
     )
+    wanted: list[float] = []
+    shown: list[float | None] = []
 
     def renewed() -> bool:
         now = OwnCertificates.of(_certificates(scene)).leaf
-        return now is not None and now.certificate.ends_at > time.time() + 2 * _WEEK_S
+        wanted[:] = [now.certificate.ends_at] if now is not None else []
+        return bool(wanted) and wanted[0] > time.time() + 2 * _WEEK_S
+
+    def served() -> bool:
+        shown[:] = [replica.get(_EXPIRY) for replica in operator.by_replica(scene.cluster)]
+        return bool(shown) and all(ends_at is not None and abs(ends_at - wanted[0]) < 1 for ends_at in shown)
 
     wait_until("the operator to renew its certificate", renewed, timeout_s=_KEPT_S, every_s=1)
+    wait_until(
+        "all replicas of the operator to serve the renewed certificate",
+        served,
+        timeout_s=_KEPT_S,
+        every_s=1,
+        hint=lambda: f"\nit ends at {wanted}, what they serve at {shown} (seconds since the epoch)",
+    )
     yield
+
+
+def known_for_long(bundle: Bundle, now: float) -> Bundle:
+    """Returns the bundle as if each authority had been known for so long that what it signs is served at once."""
+    long_ago = now - 2 * OVERLAP_S
+    return Bundle(tuple(dataclasses.replace(item, since=min(item.since, long_ago)) for item in bundle.items))
+
+
+def _patch(scene: Scene, name: str, data: Mapping[str, str]) -> None:
+    scene.cluster.kubectl(
+        *("patch", name, f"--namespace={OPERATOR_NAMESPACE}"),
+        *("--type=merge", "--patch", json.dumps({"data": data})),
+    )
 
 
 def _certificates(scene: Scene) -> Json:

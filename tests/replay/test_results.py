@@ -13,9 +13,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from gracepoint_operator.trust.bundle import OVERLAP_S, Bundle, make_authority
 from tests.replay import account, report, results, trace
 from tests.replay.account import Life
-from tests.replay.kinds import KINDS
+from tests.replay.kinds import KINDS, known_for_long
 from tests.replay.owners import Owner, Owners
 from tests.replay.results import End, Result
 
@@ -391,3 +392,15 @@ def test_training_stands_still_from_the_stop_of_one_start_until_the_next_one_tra
     assert account.stood_s([stopped, new], 20.0, 70.0) == 40.0
     assert account.stood_s([stopped, dataclasses.replace(between, stopped_s=50.0), new], 20.0, 70.0) == 35.0
     assert account.stood_s([OLD], 20.0, 30.0) == 0.0
+
+
+def test_what_an_authority_signs_is_served_at_once_when_it_counts_as_known_for_long() -> None:
+    now = 1_767_225_600.0
+    old, new = (make_authority("gracepoint", at, 90 * 86400.0).certificate for at in (now - 10 * OVERLAP_S, now))
+    fresh = Bundle().updated([old], now - 10 * OVERLAP_S, OVERLAP_S).updated([old, new], now, OVERLAP_S)
+    found = known_for_long(fresh, now)
+    since = fresh.joined(found).since([new])
+    assert since is not None
+    assert now - since > OVERLAP_S, "a replica takes the earlier time"
+    assert found.since([old]) == fresh.since([old])
+    assert found.pem == fresh.pem
