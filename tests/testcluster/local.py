@@ -225,8 +225,10 @@ class LocalCluster(Cluster):
     def forgetting(self) -> Iterator[None]:
         """What happens inside of this the API server has forgotten after it.
 
-        etcd's data are put back, and all who must not go on with later versions start anew: the control plane and the
-        kubelets. Containers run on.
+        etcd's data are put back, and the control plane and the kubelets of ``nodes`` start anew, so that they do not go
+        on with later versions. Those who restore etcd should start every client anew; here kube-proxy, CoreDNS, the
+        control plane's own kubelet and the pods go on, and may miss changes until the API server has come to the
+        versions that they know.
         """
         copy = self._control_plane.save_etcd()
         yield
