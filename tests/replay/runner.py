@@ -206,7 +206,7 @@ class Replay:
         run = self._training_run(f"{_JOB_PREFIX}{faults[0].job}-{self._made}", _policy_of(form), form)
         try:
             self._train(run, faults, until_s)
-        except ClusterError:  # it was given up
+        except ClusterError:
             raise
         except BaseException:  # it was interrupted, and the cluster may be kept
             try:
@@ -216,6 +216,7 @@ class Replay:
             raise
 
     def _train(self, run: TrainingRun, faults: Sequence[Fault], until_s: float) -> None:
+        """See ``job``. After a ``ClusterError`` the run was given up."""
         folder = self._folder / "logs" / run.name
         with self._metadata() as metadata, PodWatch(run) as pods:
             accounts = BothAccounts(run, _policy_of(run.form), pods, folder)
