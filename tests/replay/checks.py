@@ -54,8 +54,8 @@ def objects(run: TrainingRun) -> list[str]:
     return sorted(found)
 
 
-def marks_on_nodes(cluster: Cluster) -> list[str]:
-    """Returns the taints and cordons that nodes still have."""
+def taints(cluster: Cluster) -> list[str]:
+    """Returns the taints and cordons that nodes have, in words."""
     nodes = json.loads(cluster.kubectl("get", "nodes", "--output=json").stdout)["items"]
     return [
         f"taint {taint['key']} of {node['metadata']['name']}"

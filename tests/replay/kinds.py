@@ -63,6 +63,9 @@ _WEEK_S = 7 * 24 * 3600.0
 #: AKS's condition of a node, and what it says when nothing is ahead.
 _VM_EVENT, _NO_EVENT = "VMEventScheduled", "No scheduled event"
 _AWS = "aws-node-termination-handler"
+_SPOT_ITN, _SCALE_DOWN, _MOVED_OUT = f"{_AWS}/spot-itn", "ToBeDeletedByClusterAutoscaler", "example.com/moved-out"
+#: Keys of all taints that kinds put on nodes.
+TAINTS = (nodes.TERMINATION_TAINT["key"], nodes.SCALE_DOWN_TAINT["key"], _SPOT_ITN, _SCALE_DOWN, _MOVED_OUT)
 _WEBHOOKS = "validatingwebhookconfigurations.admissionregistration.k8s.io"
 
 
@@ -208,7 +211,7 @@ def _gke_spot(scene: Scene) -> Iterator[None]:
 @_kind("aws-spot", "SpotTermination", workloads=BOTH)
 def _aws_spot(scene: Scene) -> Iterator[None]:
     """AWS's handler taints the node two minutes ahead, and evicts its pods."""
-    yield from _tainted_and_evicted(scene, f"{_AWS}/spot-itn")
+    yield from _tainted_and_evicted(scene, _SPOT_ITN)
 
 
 @_kind("aws-scale-in", "ScaleDown")
@@ -220,7 +223,7 @@ def _aws_scale_in(scene: Scene) -> Iterator[None]:
 @_kind("autoscaler", "ScaleDown", workloads=BOTH)
 def _autoscaler(scene: Scene) -> Iterator[None]:
     """The cluster autoscaler marks the node, and evicts its pods."""
-    yield from _tainted_and_evicted(scene, "ToBeDeletedByClusterAutoscaler", str(int(time.time())))
+    yield from _tainted_and_evicted(scene, _SCALE_DOWN, str(int(time.time())))
 
 
 def _tainted_and_evicted(scene: Scene, key: str, value: str = "") -> Iterator[None]:
@@ -437,10 +440,9 @@ def _thousandths(quantity: str) -> int:
 @_kind("no-execute", "NodeTaint")
 def _no_execute(scene: Scene) -> Iterator[None]:
     """A taint by which Kubernetes ends the node's pods."""
-    key = "example.com/moved-out"
-    nodes.taint(scene.cluster, scene.pod.node, {"key": key, "effect": "NoExecute"})
+    nodes.taint(scene.cluster, scene.pod.node, {"key": _MOVED_OUT, "effect": "NoExecute"})
     yield
-    nodes.untaint(scene.cluster, scene.pod.node, key)
+    nodes.untaint(scene.cluster, scene.pod.node, _MOVED_OUT)
 
 
 @_kind("request", "Rehearsal", workloads=BOTH)

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from demo import install, records
+from demo import nodes as demo_nodes
 from demo.forms import JOB, JOBSET, Form
 from demo.install import Images
 from demo.logs import PodLogs
@@ -37,6 +38,7 @@ from tests.replay.kinds import (
     LABEL,
     PRIORITY,
     SNAPSHOT_SERVERS,
+    TAINTS,
     Kind,
     Scene,
     Then,
@@ -155,6 +157,7 @@ class Replay:
         self._mark = time.strftime("%H%M%S")
         self._made = 0
         self._commit = results.commit_of()
+        self._own_taints: list[str] = []
         self.happened: set[Fault] = set()
 
     def prepare(self) -> None:
@@ -165,6 +168,7 @@ class Replay:
         """
         install.make_namespace(self._cluster, NAMESPACE)
         restore(self._cluster, self._nodes)
+        self._own_taints = checks.taints(self._cluster)
         self._delete_jobs()
         first = {
             "apiVersion": "scheduling.k8s.io/v1",
@@ -541,7 +545,8 @@ class Replay:
         """Deletes a job, and says what is left after the garbage collector had its time."""
 
         def left() -> list[str]:
-            return checks.objects(run) + checks.processes(run) + checks.marks_on_nodes(self._cluster)
+            taints = [taint for taint in checks.taints(self._cluster) if taint not in self._own_taints]
+            return checks.objects(run) + checks.processes(run) + taints
 
         run.delete()
         with contextlib.suppress(ClusterError):
@@ -609,8 +614,12 @@ def restore(cluster: Cluster, nodes: tuple[str, ...]) -> None:
     for node in nodes:
         if node not in cluster.nodes and isinstance(cluster, LocalCluster):
             cluster.restore_node(node, timeout_s=180)
-        clean = json.dumps({"spec": {"taints": None, "unschedulable": None}})
-        cluster.kubectl("patch", "node", node, "--type=merge", "--patch", clean)
+        if isinstance(cluster, LocalCluster):  # elsewhere, nodes have taints of their own
+            cluster.kubectl("patch", "node", node, "--type=merge", "--patch", '{"spec": {"taints": null}}')
+        else:
+            for key in TAINTS:
+                demo_nodes.untaint(cluster, node, key)
+        cluster.kubectl("uncordon", node)
         prepare(cluster, node)
         cluster.kubectl("label", "node", node, f"{asking.MAINTENANCE}-", f"{ACTIVE_MAINTENANCE}-")
         call_off_event(cluster, node)
