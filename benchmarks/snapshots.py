@@ -39,7 +39,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trustme
 
@@ -50,6 +50,9 @@ from gracepoint.snapshots.snapshot_server import SnapshotFiles, SnapshotLimits, 
 from gracepoint.snapshots.snapshot_servers import ServerAt, ServerPlacement, SnapshotServers
 from gracepoint.wire.snapshot_requests import Capability, Right, write_capability
 from tests.object_stores.pace import Pace
+
+if TYPE_CHECKING:
+    from gracepoint.checkpoint.saving.memory_snapshots import MemorySnapshots
 
 _NAME = "snapshots.benchmark.test"
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -301,10 +304,12 @@ def _placement(capability: str, *servers: tuple[int, str]) -> ServerPlacement:
     return ServerPlacement(capability=capability, server_name=_NAME, authorities=authorities, write=at, read=at)
 
 
-def evacuate(times: int) -> list[Figure]:
-    """Sends a doomed host's part to two servers behind slow links, as often as that."""
-    import jax.numpy as jnp
-
+@contextlib.contextmanager
+def _taking_snapshots(
+    servers: SnapshotServers, state: dict[str, Any], *, every_steps: int, copies: int
+) -> Iterator[MemorySnapshots]:
+    """An engine that is prepared for the state, and takes its snapshots to these servers."""
+    # The other process, which also runs this module, has no use for them.
     from gracepoint.checkpoint.engine import StepCheckpointer
     from gracepoint.checkpoint.format.layout import Layout
     from gracepoint.checkpoint.saving.memory_snapshots import MemorySettings
@@ -312,21 +317,31 @@ def evacuate(times: int) -> list[Figure]:
     from gracepoint.checkpoint.storage.locations import storage_path
     from gracepoint.process_group import SingleProcess
 
+    with tempfile.TemporaryDirectory() as root:
+        engine = StepCheckpointer(
+            Layout(storage_path(root)),
+            gang=SingleProcess(),
+            attempt="benchmark",
+            memory=MemorySettings(servers, SaveSchedule(every_steps=every_steps), copies=copies),
+        )
+        try:
+            engine.prepare(state)
+            assert engine.memory is not None
+            yield engine.memory
+        finally:
+            engine.close(_TIMEOUT_S)
+
+
+def evacuate(times: int) -> list[Figure]:
+    """Sends a doomed host's part to two servers behind slow links, as often as that."""
+    import jax.numpy as jnp
+
     key, capacity_bytes = secrets.token_bytes(32), (2 * _DOOMED_MIB + 64) * _MIB
     with contextlib.ExitStack() as until_it_ends:
         others = [until_it_ends.enter_context(other_process(capacity_bytes, key)) for _ in range(2)]
         servers = SnapshotServers(_placement(_capability(key), *((each.link_port, each.authority) for each in others)))
-        engine = StepCheckpointer(
-            Layout(storage_path(until_it_ends.enter_context(tempfile.TemporaryDirectory()))),
-            gang=SingleProcess(),
-            attempt="benchmark",
-            memory=MemorySettings(servers, SaveSchedule(every_steps=1000)),
-        )
-        until_it_ends.callback(engine.close, _TIMEOUT_S)
-        memory = engine.memory
-        assert memory is not None
         state = {f"leaf{number}": jnp.zeros(_DOOMED_MIB * _MIB // 40, jnp.float32) for number in range(10)}
-        engine.prepare(state)
+        memory = until_it_ends.enter_context(_taking_snapshots(servers, state, every_steps=1000, copies=2))
         took = []
         for step in range(1, times + 1):
             servers.drop(before_step=step, everywhere=True)
@@ -349,28 +364,12 @@ def _snapshots(servers: SnapshotServers, mib: int, rounds: int, plain_s: float) 
 
     ``plain_s`` is the processor time of sending a GiB over plain TLS.
     """
-    import jax.numpy as jnp  # as the other process, which also runs this module, has no use for it
+    import jax.numpy as jnp
 
-    from gracepoint.checkpoint.engine import StepCheckpointer
-    from gracepoint.checkpoint.format.layout import Layout
-    from gracepoint.checkpoint.saving.memory_snapshots import MemorySettings
-    from gracepoint.checkpoint.saving.schedule import SaveSchedule
-    from gracepoint.checkpoint.storage.locations import storage_path
-    from gracepoint.process_group import SingleProcess
-
-    with tempfile.TemporaryDirectory() as root:
-        engine = StepCheckpointer(
-            Layout(storage_path(root)),
-            gang=SingleProcess(),
-            attempt="benchmark",
-            memory=MemorySettings(servers, SaveSchedule(every_steps=1), copies=1),
-        )
-        values = mib * _MIB // 40
-        state = {f"leaf{number}": jnp.full(values, float(number), jnp.float32) for number in range(10)}
-        engine.prepare(state)
+    values = mib * _MIB // 40
+    state = {f"leaf{number}": jnp.full(values, float(number), jnp.float32) for number in range(10)}
+    with _taking_snapshots(servers, state, every_steps=1, copies=1) as memory:
         blocked, sent, cpu = dict[str, list[float]](), dict[str, list[float]](), list[float]()
-        memory = engine.memory
-        assert memory is not None
         step = 0
         for kind, changing in (("all change", 10), ("90% frozen", 1)):
             for turn in range(rounds + 2):  # the first two only find out what does not change
@@ -393,7 +392,6 @@ def _snapshots(servers: SnapshotServers, mib: int, rounds: int, plain_s: float) 
                     sent.setdefault(kind, []).append(newest.sent_bytes / newest.part_bytes)
                     if changing == 10:
                         cpu.append(cpu_s / (newest.sent_bytes / _GIB))
-        engine.close(_TIMEOUT_S)
     median = statistics.median
     return [
         Figure("snapshot: training is blocked, of a copy in memory", median(blocked["all change"]), "", 1.2),
@@ -410,13 +408,6 @@ def _steps(servers: SnapshotServers, rounds: int, steps: int) -> list[Figure]:
     import jax
     import jax.numpy as jnp
 
-    from gracepoint.checkpoint.engine import StepCheckpointer
-    from gracepoint.checkpoint.format.layout import Layout
-    from gracepoint.checkpoint.saving.memory_snapshots import MemorySettings
-    from gracepoint.checkpoint.saving.schedule import SaveSchedule
-    from gracepoint.checkpoint.storage.locations import storage_path
-    from gracepoint.process_group import SingleProcess
-
     def work(times: Any, state: dict[str, Any]) -> dict[str, Any]:
         square = jnp.ones((256, 256))
         end = jax.lax.fori_loop(0, times, lambda _, y: jnp.tanh(y @ square) * 0.5, square)
@@ -431,17 +422,7 @@ def _steps(servers: SnapshotServers, rounds: int, steps: int) -> list[Figure]:
         state = jax.block_until_ready(step_of(times, state))
         took_s = time.perf_counter() - began_s
     times = max(1, round(times * _STEP_S / took_s))
-    with tempfile.TemporaryDirectory() as root, contextlib.ExitStack() as until_it_ends:
-        engine = StepCheckpointer(
-            Layout(storage_path(root)),
-            gang=SingleProcess(),
-            attempt="benchmark",
-            memory=MemorySettings(servers, SaveSchedule(every_steps=_EVERY_STEPS), copies=1),
-        )
-        until_it_ends.callback(engine.close, _TIMEOUT_S)
-        engine.prepare(state)
-        memory = engine.memory
-        assert memory is not None
+    with _taking_snapshots(servers, state, every_steps=_EVERY_STEPS, copies=1) as memory:
         step, ratios = 0, []
         for turn in range(rounds + 1):  # the first one only warms up
             took = {}

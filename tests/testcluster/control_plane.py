@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.testcluster import features, parts, pki
 from tests.testcluster.network import KUBERNETES_IP, SERVICE_CIDR
-from tests.testcluster.sandbox import Sandbox, continue_process, processes, stop_process
+from tests.testcluster.sandbox import Sandbox, continue_process, stop_process, with_argument
 from tests.testcluster.shell import log_tail, run, wait_until
 
 ADMIN = "admin"
@@ -146,14 +146,15 @@ class ControlPlane:
     def _controller_flags(self) -> tuple[str, ...]:
         return tuple(f"--kubeconfig={self.kubeconfig(user)}" for user in (CONTROLLERS, SCHEDULER))
 
-    def _pids(self, flag: str) -> list[int]:
-        """The processes with that flag, as this host sees them."""
-        return [pid for pid, argv in processes() if flag in argv and argv[0] != "nsenter"]
-
     def _kill(self, flag: str) -> None:
-        for pid in self._pids(flag):
+        for pid in with_argument(flag, waiting=False):
             os.kill(pid, signal.SIGKILL)
-        wait_until(f"the process with {flag} to end", lambda: not self._pids(flag), timeout_s=_STOPPED_S, every_s=0.02)
+        wait_until(
+            f"the process with {flag} to end",
+            lambda: not with_argument(flag, waiting=False),
+            timeout_s=_STOPPED_S,
+            every_s=0.02,
+        )
 
     def _start_etcd(self) -> None:
         self._spawn(

@@ -134,10 +134,15 @@ def processes() -> list[tuple[int, list[str]]]:
     return found
 
 
-def with_argument(argument: str) -> list[int]:
-    """The process of a machine with that argument, as this host sees it, after the nsenter that waits for it."""
+def with_argument(argument: str, *, waiting: bool = True) -> list[int]:
+    """The process of a machine with that argument, as this host sees it, after the nsenter that waits for it.
+
+    Args:
+        argument: One of its arguments, as a whole.
+        waiting: Whether the nsenter is wanted, too.
+    """
     found = [(argv[0] != "nsenter", pid) for pid, argv in processes() if argument in argv]
-    return [pid for _, pid in sorted(found)]
+    return [pid for runs, pid in sorted(found) if waiting or runs]
 
 
 def stop_process(argument: str) -> None:
