@@ -74,6 +74,8 @@ _NOTICE_S = 8.0
 _STEP_S = 1.0
 _EVERY_STEPS = 5
 _TRAINED_MIB = 64
+# After those of the other figures: a server keeps the newest steps.
+_FIRST_TRAINED_STEP = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -423,7 +425,7 @@ def _steps(servers: SnapshotServers, rounds: int, steps: int) -> list[Figure]:
         took_s = time.perf_counter() - began_s
     times = max(1, round(times * _STEP_S / took_s))
     with _taking_snapshots(servers, state, every_steps=_EVERY_STEPS, copies=1) as memory:
-        step, ratios = 0, []
+        step, ratios = _FIRST_TRAINED_STEP, []
         for turn in range(rounds + 1):  # the first one only warms up
             took = {}
             for with_snapshots in (turn % 2 == 0, turn % 2 == 1):
@@ -441,7 +443,7 @@ def _steps(servers: SnapshotServers, rounds: int, steps: int) -> list[Figure]:
                 if with_snapshots and (
                     memory.newest is None or memory.newest.step != step - (steps - 1) % _EVERY_STEPS
                 ):
-                    raise RuntimeError(f"the last snapshot is not safe: {memory.skips.reason}")
+                    raise RuntimeError(f"step {step}: the newest safe snapshot is {memory.newest}: {memory.skips.reason}")
             if turn:
                 ratios.append(took[True] / took[False])
     return [

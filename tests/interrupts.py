@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
+import threading
 from collections.abc import Callable, Collection
 from types import FrameType, ModuleType
 from typing import Any
+
+_A_MOMENT_S = 1e-4
 
 
 class Interrupted(BaseException):
@@ -16,7 +20,8 @@ class Interrupted(BaseException):
 def interrupt(function: Callable[[], object], after_s: float, *, times: int = 1) -> bool:
     """Calls ``function``. A signal's handler raises ``Interrupted`` in it after ``after_s`` seconds, if it still runs.
 
-    With ``times``, the handler raises again after as many seconds, as code in a ``finally`` may wait, too.
+    With ``times``, the handler raises again after as many seconds, as code in a ``finally`` may wait, too. It never
+    raises in Python's ``logging``, which keeps its locks then, up to Python 3.12.
 
     Returns whether it did. Errors of the function that follow from it are dropped.
     """
@@ -24,7 +29,9 @@ def interrupt(function: Callable[[], object], after_s: float, *, times: int = 1)
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal left, raised
-        if left:
+        if frame is not None and frame.f_code.co_filename == logging.__file__:
+            signal.setitimer(signal.ITIMER_REAL, _A_MOMENT_S, after_s)
+        elif left:
             left, raised = left - 1, True
             raise Interrupted
 
@@ -75,3 +82,14 @@ def interrupt_at(function: Callable[[], object], number: int, modules: Collectio
     finally:
         sys.settrace(before)
     return False
+
+
+def leave_unlocked(event: threading.Event, timeout: float | None = None) -> bool:
+    """Stands for ``Event.wait``: an exception of a signal handler comes as the wait has given its lock up.
+
+    Then leaving the block raises RuntimeError, as the lock is not held.
+    """
+    condition = threading.Condition(threading.Lock())
+    with condition:
+        condition.release()
+        raise Interrupted

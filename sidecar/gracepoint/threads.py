@@ -9,6 +9,9 @@ was left: exactly one of the two succeeds. What ``ended`` reads is set by the th
 all have ended. A lock is left held if an exception comes right after it was taken; so no lock decides anything here,
 and a wait only sleeps on one.
 
+A ``threading.Event`` or a ``Future`` that such an exception leaves can stay locked, and whoever sets it then hangs. So
+the main thread waits for other threads by an ``Ending``: one thread ends it, once, and any thread may ask and wait.
+
 A ``BackgroundThread`` runs functions in the background, one at a time, each on a separate ``DaemonThread``. One thread
 owns it and starts functions. The thread of a function ends with the function: an exception that leaves the owner's
 ``start`` or ``wait`` changes nothing about what ``busy`` says. After that, the owner reads its outcome by ``wait`` or
@@ -25,10 +28,12 @@ in the child for ever. So in the child an object drops what the parent still use
 
 from __future__ import annotations
 
+import collections
 import functools
 import logging
 import os
 import queue
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -103,7 +108,7 @@ def ask_in_thread(ask: Callable[[], T], name: str, timeout_s: float) -> T:
         else:
             answers.put(lambda: answer)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    start_thread(threading.Thread(target=run, name=name, daemon=True))
     try:
         answer = answers.get(timeout=timeout_s)
     except queue.Empty:
@@ -113,6 +118,72 @@ def ask_in_thread(ask: Callable[[], T], name: str, timeout_s: float) -> T:
 
 def _raise(error: Exception) -> NoReturn:
     raise error
+
+
+class Ending:
+    """How something ended that another thread does: a ``Future`` without a value, which no interruption locks."""
+
+    def __init__(self) -> None:
+        self._error: Exception | None = None
+        self._ended = False
+        self._callbacks: collections.deque[Callable[[], object]] = collections.deque()
+        self._running = threading.Lock()  # held until the end
+        self._running.acquire()
+
+    def end(self, error: Exception | None = None) -> None:
+        """Says that it has ended, well if there is no ``error``. One thread calls this, once."""
+        self._error = error
+        self._ended = True
+        self._running.release()
+        self._call()
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    @property
+    def error(self) -> Exception | None:
+        """The error with which it has ended. None if it ended well, or has not."""
+        return self._error
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits for the end, for ``timeout_s`` seconds at most. None: without a limit. Returns whether it has ended."""
+        limit_s = threading.TIMEOUT_MAX if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
+        if not self._ended and self._running.acquire(timeout=limit_s):
+            self._running.release()
+        return self._ended
+
+    def then(self, function: Callable[[], object]) -> None:
+        """Has ``function`` called at the end, by the thread that ends it. If it has ended: now, by this thread."""
+        self._callbacks.append(function)
+        if self._ended:
+            self._call()
+
+    def _call(self) -> None:
+        while True:
+            try:
+                function = self._callbacks.popleft()  # each is called once
+            except IndexError:
+                return
+            function()
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Starts a thread.
+
+    Raises:
+        RuntimeError: The system has no thread, or the interpreter ends: it does not run. An exception of a signal
+            handler may leave Python's own ``start`` as RuntimeError, from the lock of its wait, and the thread runs.
+            Such an exception leaves this function as it came.
+    """
+    handled = sys.exception()
+    try:
+        thread.start()
+    except RuntimeError as error:
+        came = error.__context__
+        if came is None or came is handled:
+            raise
+        raise came from None
 
 
 _RUNS, _NEVER = "runs", "never runs"
@@ -132,9 +203,8 @@ class DaemonThread:
     def __init__(self, function: Callable[[], object], name: str) -> None:
         self._function: Callable[[], object] | None = function
         self._turn: dict[str, str] = {}  # ``setdefault`` is one step: the first to call it wins
-        self._ended = self._is_started = False
-        self._running = threading.Lock()  # held until the thread has ended
-        self._running.acquire()
+        self._is_started = False
+        self._ending = Ending()
         self._made_by = threading.get_ident()
         self._pid = machine.process_id()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -146,7 +216,7 @@ class DaemonThread:
             RuntimeError: The system has no thread, or the interpreter ends.
         """
         try:
-            self._thread.start()
+            start_thread(self._thread)
         except BaseException:
             self._turn.setdefault(_TURN, _NEVER)
             raise
@@ -158,7 +228,7 @@ class DaemonThread:
 
         The maker must not ask between making the thread and starting it: a thread that was not started then never runs.
         """
-        if self._ended or is_forked(self._pid):
+        if self._ending.ended or is_forked(self._pid):
             return True
         if not self._is_started and self._made_by == threading.get_ident():  # exceptions have left the start
             self._turn.setdefault(_TURN, _NEVER)
@@ -171,10 +241,7 @@ class DaemonThread:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits until the thread has ended, for ``timeout_s`` seconds at most. Returns whether it has ended."""
-        limit_s = threading.TIMEOUT_MAX if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
-        if not self.ended and self._running.acquire(timeout=limit_s):
-            self._running.release()
-        if not self.ended:
+        if not self.ended and not self._ending.wait(timeout_s):
             return False
         if self._thread.is_alive():
             self._thread.join(_TAKEN_DOWN_S)
@@ -187,8 +254,7 @@ class DaemonThread:
                 function()
         finally:
             del function  # frees what it holds before anybody learns of the end
-            self._ended = True
-            self._running.release()
+            self._ending.end()
 
 
 _LOOK_EVERY_S = 0.05

@@ -13,9 +13,9 @@ import pytest
 import gracepoint
 from gracepoint import threads
 from gracepoint.errors import SaveFailed
-from gracepoint.threads import BackgroundThread, DaemonThread, ask_in_thread
+from gracepoint.threads import BackgroundThread, DaemonThread, Ending, ask_in_thread
 from tests.forked import forked
-from tests.interrupts import interrupt, interrupt_at
+from tests.interrupts import Interrupted, interrupt, interrupt_at, leave_unlocked
 from tests.waiting import until
 
 _TIMEOUT_S = 30.0
@@ -107,6 +107,57 @@ def test_a_thread_that_the_system_refuses_never_runs(monkeypatch: pytest.MonkeyP
     assert thread.wait(0.0)
 
 
+@pytest.mark.parametrize("handled", [None, KeyError("is handled meanwhile")])
+def test_an_interruption_of_a_start_comes_as_it_is(monkeypatch: pytest.MonkeyPatch, handled: Exception | None) -> None:
+    work = Work()
+    thread = DaemonThread(work, _NAME)
+    monkeypatch.setattr(threading.Event, "wait", leave_unlocked)
+    with pytest.raises(Interrupted):
+        start_while_handling(thread, handled)
+    monkeypatch.undo()
+    work.may_go_on.set()
+    assert thread.wait(_TIMEOUT_S)
+    assert work.done in ([], ["begun", "ended"])
+
+
+@pytest.mark.parametrize("handled", [None, KeyError("is handled meanwhile")])
+def test_a_start_that_the_system_refuses_raises_so_whatever_is_handled(
+    monkeypatch: pytest.MonkeyPatch, handled: Exception | None
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        start_while_handling(DaemonThread(Work(), _NAME), handled)
+
+
+def start_while_handling(thread: DaemonThread, handled: Exception | None) -> None:
+    if handled is None:
+        thread.start()
+        return
+    try:
+        raise handled
+    except KeyError:
+        thread.start()
+
+
+def test_whoever_ends_what_the_main_thread_waits_for_never_hangs_however_often_the_wait_is_interrupted() -> None:
+    interrupts = 0
+    for number in range(100):
+        ending, called = Ending(), list[int]()
+        ending.then(functools.partial(called.append, number))
+        for _ in range(3):
+            interrupts += interrupt(functools.partial(ending.wait, 0.002), 0.0003 + number * 0.00001)
+        thread = DaemonThread(ending.end, _NAME)
+        thread.start()
+        assert ending.wait(_TIMEOUT_S)
+        assert thread.wait(_TIMEOUT_S)
+        ending.then(functools.partial(called.append, -number))
+        assert called == [number, -number]
+    assert interrupts > 100
+
+
 def test_an_error_of_the_function_ends_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
 
@@ -137,7 +188,7 @@ MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 _ENTERED_IN_PYTHON = {"BoundedSemaphore", "Condition", "Semaphore"}
 #: Locks that are taken by ``acquire`` without a ``finally`` around it, and why that is no harm.
 _TAKEN_OTHERWISE = {
-    "threads.py": ["self._running"],  # held by whoever makes the thread, until the thread has ended
+    "threads.py": ["self._running"],  # held by whoever makes the ``Ending``, until the end
     "checkpoint/storage/objects/persistence.py": ["self._slots"],  # not in the main thread; a slot, not a lock
     "checkpoint/storage/objects/requests.py": ["self._slots"],  # a slot that is lost is one helper less
 }
@@ -149,6 +200,7 @@ class LeftHeld(ast.NodeVisitor):
     def __init__(self, tree: ast.Module) -> None:
         self.found: list[str] = []
         self._entered_in_python: set[str] = set()
+        self._threads: set[str] = set()
         self._released: list[str] = []
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
@@ -158,6 +210,8 @@ class LeftHeld(ast.NodeVisitor):
     def _find_made(self, node: ast.Assign | ast.AnnAssign) -> None:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         for target, value in _pairs(targets[0], node.value):
+            if _is_thread(value):
+                self._threads.add(_name(target))
             if isinstance(value, ast.Call) and _name(value.func) in _ENTERED_IN_PYTHON:
                 self._entered_in_python.add(_name(target))
                 if _name(value.func) == "Condition" and not value.args:
@@ -170,6 +224,16 @@ class LeftHeld(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Try(self, node: ast.Try) -> None:
+        if any("RuntimeError" in ast.unparse(each.type) for each in node.handlers if each.type is not None):
+            self.found += [
+                f"{ast.unparse(call)}: an interruption may leave it as RuntimeError. Use start_thread"
+                for statement in node.body
+                for call in ast.walk(statement)
+                if isinstance(call, ast.Call)
+                and isinstance(call.func, ast.Attribute)
+                and call.func.attr == "start"
+                and (_is_thread(call.func.value) or _name(call.func.value) in self._threads)
+            ]
         releases = [
             ast.unparse(call.func.value)
             for statement in node.finalbody
@@ -184,6 +248,8 @@ class LeftHeld(ast.NodeVisitor):
             self.visit(part)
 
     def visit_Call(self, node: ast.Call) -> None:
+        if ast.unparse(node.func) in ("concurrent.futures.wait", "futures.wait"):
+            self.found.append(f"{ast.unparse(node)}: whoever sets a future may hang. Wait for an Ending")
         if isinstance(node.func, ast.Attribute) and node.func.attr in ("acquire", "__enter__"):
             lock = ast.unparse(node.func.value)
             if lock not in self._released:
@@ -195,6 +261,10 @@ def _pairs(target: ast.expr, value: ast.expr | None) -> list[tuple[ast.expr, ast
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
         return list(zip(target.elts, value.elts, strict=True))
     return [(target, value)]
+
+
+def _is_thread(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Call) and _name(node.func) == "Thread"
 
 
 def _name(node: ast.expr) -> str:
@@ -218,6 +288,9 @@ def test_no_lock_is_taken_so_that_an_interruption_leaves_it_held(module: Path) -
         "lock.acquire()\ntry:\n    pass\nfinally:\n    lock.release()",
         "try:\n    one.acquire()\nfinally:\n    another.release()",
         "lock.__enter__()",
+        "a = threading.Thread(target=f)\ntry:\n    a.start()\nexcept RuntimeError:\n    pass",
+        "try:\n    threading.Thread(target=f).start()\nexcept (OSError, RuntimeError) as error:\n    pass",
+        "concurrent.futures.wait([ended], timeout=1)",
     ],
 )
 def test_the_search_finds_locks_that_an_interruption_leaves_held(source: str) -> None:
@@ -229,6 +302,8 @@ def test_the_search_finds_locks_that_an_interruption_leaves_held(source: str) ->
     [
         "self._changed = threading.Condition(self._lock)\nwith self._lock:\n    self._changed.wait()",
         "try:\n    lock.acquire(timeout=1)\nfinally:\n    lock.release()",
+        "a = threading.Thread(target=f)\ntry:\n    start_thread(a)\nexcept RuntimeError:\n    pass",
+        "a = DaemonThread(f, name)\ntry:\n    a.start()\nexcept RuntimeError:\n    pass",
     ],
 )
 def test_the_search_accepts_locks_that_no_interruption_leaves_held(source: str) -> None:

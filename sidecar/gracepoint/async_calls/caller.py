@@ -9,8 +9,8 @@ processes, because all processes make the same ones in the same order. So their 
 Any thread may use ``gc_paused``; the module counts its users under a lock.
 
 ``CallCompletion`` completes calls in all processes together. Its thread, a daemon, takes them in the order of
-scheduling: it waits until the call has ended here, and then gathers the outcome of all processes. The future that
-``add`` returned is done then. The thread ends after the last call that was added. A job of one
+scheduling: it waits until the call has ended here, and then gathers the outcome of all processes. What ``add``
+returned ends then. The thread ends after the last call that was added. A job of one
 process has no such thread.
 
 ``FinalizePoints`` belongs to the training thread. Every process asks it at the same points of the training loop, as
@@ -38,15 +38,13 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent import futures
-from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from gracepoint import machine
 from gracepoint.async_calls.worker_process import CallFailed
 from gracepoint.errors import AsyncCallFailed, BarrierError, GracepointError
 from gracepoint.process_group import PlansAhead, ProcessGroup, SingleProcess
-from gracepoint.threads import DaemonThread, check_not_forked
+from gracepoint.threads import DaemonThread, Ending, check_not_forked, start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -67,27 +65,27 @@ class CallCompletion:
         self._gang = gang
         self._key = key
         self._timeout_s = timeout_s
-        self._waiting: deque[tuple[int, Future[None], Future[None]]] = deque()
+        self._waiting: deque[tuple[int, Ending, Ending]] = deque()
         self._meeting: DaemonThread | None = None  # takes itself out when it finds nothing to do
         self._lock = threading.Lock()  # of _waiting and _meeting
 
-    def add(self, index: int, here: Future[None]) -> Future[None]:
-        """Returns a future that is done when call ``index`` has ended in all processes.
+    def add(self, index: int, here: Ending) -> Ending:
+        """Returns the end of call ``index`` in all processes.
 
-        Its exception is an ``AsyncCallFailed`` with the error of each process where the call failed.
+        Its error is an ``AsyncCallFailed`` with the error of each process where the call failed.
 
         Args:
             index: Number of the call, the same in all processes. Calls are added in this order.
-            here: Done when the call has ended in this process.
+            here: Its end in this process.
 
         Raises:
             RuntimeError: The system has no thread for it. The other processes are notified, where the call fails.
         """
-        everywhere: Future[None] = Future()
+        everywhere = Ending()
         with self._lock:
             self._waiting.append((index, here, everywhere))
         if self._gang.process_count == 1:
-            here.add_done_callback(lambda _: self._meet_all_done())
+            here.then(self._meet_all_done)
         else:
             self._begin_to_meet(index)
         return everywhere
@@ -110,7 +108,7 @@ class CallCompletion:
     def _meet_all_done(self) -> None:
         while True:
             with self._lock:
-                if not self._waiting or not self._waiting[0][1].done():
+                if not self._waiting or not self._waiting[0][1].ended:
                     return
                 index, here, everywhere = self._waiting.popleft()
             _complete(everywhere, index, {0: text} if (text := _error(here)) else {})
@@ -123,11 +121,12 @@ class CallCompletion:
                     return
                 index, here, everywhere = self._waiting.popleft()
             try:
-                outcome = json.dumps(_error(here)[-_TEXT:])  # waits as long as the call runs; its caller can end it
+                here.wait()  # as long as the call runs; its caller can end it
+                outcome = json.dumps(_error(here)[-_TEXT:])
                 outcomes = self._gang.gather(self._ended_key(index), outcome, timeout_s=self._timeout_s)
             except Exception as error:  # noqa: BLE001 - the call fails, and the thread continues with the next
                 self._tell_others(index, error)
-                everywhere.set_exception(_not_all(index, error))
+                everywhere.end(_not_all(index, error))
                 continue
             texts = {process: text for process, outcome in enumerate(outcomes) if (text := json.loads(outcome))}
             _complete(everywhere, index, texts)
@@ -150,16 +149,13 @@ class CallCompletion:
             logger.warning("could not remove the keys of an asynchronous call call=%d error=%s", index, error)
 
 
-def _error(future: Future[None]) -> str:
-    error = future.exception()
+def _error(call: Ending) -> str:
+    error = call.error
     return str(error) or type(error).__name__ if error is not None else ""
 
 
-def _complete(everywhere: Future[None], index: int, texts: dict[int, str]) -> None:
-    if texts:
-        everywhere.set_exception(AsyncCallFailed.of_processes(index, texts))
-    else:
-        everywhere.set_result(None)
+def _complete(everywhere: Ending, index: int, texts: dict[int, str]) -> None:
+    everywhere.end(AsyncCallFailed.of_processes(index, texts) if texts else None)
 
 
 def _not_all(index: int, error: Exception) -> AsyncCallFailed:
@@ -375,13 +371,13 @@ class AsyncCaller(abc.ABC):
             _made_in[self._gang] = number + 1
         self._key = f"async/{number}"
         self._ends = CallCompletion(self._gang, self._key, timeout_s=timeout_s)
-        self._asked: deque[tuple[int, Future[None], Future[None]]] = deque()  # for is_current_async_call_done
+        self._asked: deque[tuple[int, Ending, Ending]] = deque()  # for is_current_async_call_done
         self._calls = 0  # scheduled by schedule_async_call
         self._syncs = itertools.count()
         self.points = FinalizePoints(self._gang, f"{self._key}/points", clock)
 
     @abc.abstractmethod
-    def run(self, request: AsyncRequest) -> Future[None]:
+    def run(self, request: AsyncRequest) -> Ending:
         """Starts the function of a request. Returns when the trainer may change what the request copied.
 
         Raises:
@@ -397,7 +393,7 @@ class AsyncCaller(abc.ABC):
     def __del__(self) -> None:
         """Says that no more calls come, without waiting: those that were handed over are finished."""
 
-    def start(self, request: AsyncRequest) -> tuple[Future[None], Future[None]]:
+    def start(self, request: AsyncRequest) -> tuple[Ending, Ending]:
         """Starts a call. Returns its end in this process, and its end in all processes.
 
         Raises:
@@ -409,8 +405,8 @@ class AsyncCaller(abc.ABC):
         try:
             here = self.run(request)
         except BaseException as error:
-            failed: Future[None] = Future()
-            failed.set_exception(CallFailed("".join(traceback.format_exception(error))))
+            failed = Ending()
+            failed.end(CallFailed("".join(traceback.format_exception(error))))
             self._ends.add(request.call_idx, failed)
             if isinstance(error, CallFailed):
                 raise self.failure(request.call_idx, error) from error
@@ -443,18 +439,18 @@ class AsyncCaller(abc.ABC):
         if not self._asked:
             return True
         index, here, everywhere = self._asked[0]
-        future = here if no_dist else everywhere
+        end = here if no_dist else everywhere
         if not blocking:
-            if no_dist and not here.done():
+            if no_dist and not here.ended:
                 return False
-            if not no_dist and self.points.ask(index + everywhere.done()) <= index:
+            if not no_dist and self.points.ask(index + everywhere.ended) <= index:
                 return False
-        self.wait_all([future])
+        self.wait_all([end])
         self._asked.popleft()
         if not self._asked and not no_dist:
             self.points.end_run()
-        if (error := future.exception()) is not None:
-            raise self.failure(index, error)
+        if end.error is not None:
+            raise self.failure(index, end.error)
         return True
 
     def sync_all_async_calls(self, is_alive: int) -> bool:
@@ -468,19 +464,19 @@ class AsyncCaller(abc.ABC):
         )
         return "1" not in flags
 
-    def wait_all(self, ends: Sequence[Future[None]]) -> int:
+    def wait_all(self, ends: Sequence[Ending]) -> int:
         """Waits until all of these have ended, well or not. Returns their number.
 
         Raises:
             AsyncCallFailed: One has not ended in time.
         """
-        pending = futures.wait(ends, timeout=self._timeout_s).not_done
+        pending = _pending(ends, self._timeout_s)
         # A meeting that began a moment later is about to name who is missing.
         if pending and self._gang.process_count > 1:
-            pending = futures.wait(ends, timeout=min(self._timeout_s, _NAMED_S)).not_done
+            pending = _pending(ends, min(self._timeout_s, _NAMED_S))
         if pending:
             raise AsyncCallFailed(
-                f"{len(pending)} of {len(ends)} asynchronous calls have not ended within {self._timeout_s:g} s in all "
+                f"{pending} of {len(ends)} asynchronous calls have not ended within {self._timeout_s:g} s in all "
                 "processes; they continue"
             )
         return len(ends)
@@ -492,6 +488,12 @@ class AsyncCaller(abc.ABC):
         return AsyncCallFailed.of_processes(index, {self._gang.process_index: str(error)})
 
 
+def _pending(ends: Sequence[Ending], timeout_s: float) -> int:
+    """Waits for all of them, for ``timeout_s`` seconds at most. Returns how many have not ended."""
+    until_s = time.monotonic() + timeout_s
+    return sum(not end.wait(until_s - time.monotonic()) for end in ends)
+
+
 def _all_processes() -> ProcessGroup:
     """Returns all processes of the JAX cluster. Does not load JAX: where it is not loaded, there is no cluster."""
     if "jax" not in sys.modules:
@@ -501,7 +503,7 @@ def _all_processes() -> ProcessGroup:
     return SingleProcess() if process_count() == 1 else joined_cluster().gang
 
 
-_Calls = queue.SimpleQueue[tuple[AsyncRequest, tuple[object, ...], Future[None]] | None]
+_Calls = queue.SimpleQueue[tuple[AsyncRequest, tuple[object, ...], Ending] | None]
 
 
 class ThreadAsyncCaller(AsyncCaller):
@@ -512,21 +514,21 @@ class ThreadAsyncCaller(AsyncCaller):
 
     _work: _Calls | None = None
 
-    def run(self, request: AsyncRequest) -> Future[None]:
+    def run(self, request: AsyncRequest) -> Ending:
         arguments = request.preloaded_args()
-        future: Future[None] = Future()
+        call = Ending()
         if request.async_fn is None:
-            future.set_result(None)
-            return future
+            call.end()
+            return call
         if self._work is None:
             work: _Calls = queue.SimpleQueue()
-            thread = threading.Thread(
+            runs = threading.Thread(
                 target=_run_all, args=(work, self._nice), name="gracepoint-async-calls", daemon=True
             )
-            thread.start()  # if the system has no thread, this call fails, and the next one tries again
-            self._work, self._thread = work, thread
-        self._work.put((request, arguments, future))
-        return future
+            start_thread(runs)  # if the system has no thread, this call fails, and the next one tries again
+            self._work, self._thread = work, runs
+        self._work.put((request, arguments, call))
+        return call
 
     def close(self, abort: bool = False) -> None:
         """As ``AsyncCaller.close``. A function that runs cannot be interrupted: with ``abort`` nobody waits for it."""
@@ -536,7 +538,7 @@ class ThreadAsyncCaller(AsyncCaller):
         if abort:
             with contextlib.suppress(queue.Empty):
                 while (item := work.get_nowait()) is not None:
-                    item[2].set_exception(CallFailed("the call was aborted"))
+                    item[2].end(CallFailed("the call was aborted"))
         work.put(None)
         if not abort:
             self._thread.join(self._timeout_s)
@@ -553,12 +555,12 @@ def _run_all(work: _Calls, nice: int) -> None:
         with contextlib.suppress(OSError):  # no right to: the calls run at the priority of the training
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + nice)
     while (item := work.get()) is not None:
-        request, arguments, future = item
+        request, arguments, call = item
         assert request.async_fn is not None
         try:
             request.async_fn(*arguments, **request.async_fn_kwargs)
         except BaseException:  # noqa: BLE001 - passed to all processes; SystemExit must not end the thread silently
-            future.set_exception(CallFailed(traceback.format_exc()))
+            call.end(CallFailed(traceback.format_exc()))
         else:
-            future.set_result(None)
-        del item, request, arguments, future
+            call.end()
+        del item, request, arguments, call

@@ -10,13 +10,13 @@ call, also if this process dies.
 from __future__ import annotations
 
 import abc
+import functools
 import logging
 import os
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import NamedTuple
 
 from gracepoint import machine
@@ -25,7 +25,7 @@ from gracepoint.async_calls.handover import BlockPool, pack
 from gracepoint.async_calls.worker_process import WorkerProcess, require_linux
 from gracepoint.errors import AsyncCallFailed
 from gracepoint.process_group import ProcessGroup
-from gracepoint.threads import check_not_forked, is_forked
+from gracepoint.threads import Ending, check_not_forked, is_forked
 
 logger = logging.getLogger(__name__)
 
@@ -87,11 +87,11 @@ class _ProcessAsyncCaller(AsyncCaller):
         self._workers[:] = [worker for worker in self._workers if worker.alive]
         return [worker.process_id for worker in self._workers]
 
-    def run(self, request: AsyncRequest) -> Future[None]:
+    def run(self, request: AsyncRequest) -> Ending:
         arguments = request.preloaded_args()
         if request.async_fn is None:
-            nothing: Future[None] = Future()
-            nothing.set_result(None)
+            nothing = Ending()
+            nothing.end()
             return nothing
         block, header_bytes, shared = pack(request.async_fn, arguments, request.async_fn_kwargs, self._pool)
         try:
@@ -99,9 +99,9 @@ class _ProcessAsyncCaller(AsyncCaller):
         except BaseException:
             self._pool.give_back(block)
             raise
-        future = worker.send(request.call_idx, block, header_bytes, shared)
+        call = worker.send(request.call_idx, block, header_bytes, shared)
         self._sent(worker)
-        return future
+        return call
 
     def in_every_worker(self, function: Callable[..., object], *arguments: object) -> None:
         """Has each worker call a function once: present workers after their calls, later ones before any other call.
@@ -118,7 +118,8 @@ class _ProcessAsyncCaller(AsyncCaller):
     def _call_first(self, worker: WorkerProcess, number: int) -> None:
         function, arguments = self._first_calls[number]
         block, header_bytes, shared = pack(function, arguments, {}, self._pool)
-        worker.send(_FIRST_CALLS + number, block, header_bytes, shared).add_done_callback(_log_error)
+        call = worker.send(_FIRST_CALLS + number, block, header_bytes, shared)
+        call.then(functools.partial(_log_error, call))
 
     @abc.abstractmethod
     def _worker(self) -> WorkerProcess:
@@ -195,9 +196,9 @@ class _ProcessAsyncCaller(AsyncCaller):
         return workers
 
 
-def _log_error(future: Future[None]) -> None:
-    if (error := future.exception()) is not None:
-        logger.warning("a call that every worker process gets has failed: %s", error)
+def _log_error(call: Ending) -> None:
+    if call.error is not None:
+        logger.warning("a call that every worker process gets has failed: %s", call.error)
 
 
 def _no_more_calls(workers: list[WorkerProcess], owner: int) -> None:
@@ -243,15 +244,15 @@ class _ActiveAsyncRequest(NamedTuple):
         idx: Number of the call, from 0.
         async_caller: What runs it.
         async_request: The frozen request.
-        here: Done when the call has ended in this process.
-        everywhere: Done when the call has ended in all processes.
+        here: Its end in this process.
+        everywhere: Its end in all processes.
     """
 
     idx: int
     async_caller: AsyncCaller
     async_request: AsyncRequest
-    here: Future[None]
-    everywhere: Future[None]
+    here: Ending
+    everywhere: Ending
 
 
 class AsyncCallsQueue:
@@ -329,7 +330,7 @@ class AsyncCallsQueue:
         failures: list[AsyncCallFailed] = []
         for _ in range(self._ready(blocking, no_dist)):
             call = self._active.popleft()
-            error = (call.here if no_dist else call.everywhere).exception()
+            error = (call.here if no_dist else call.everywhere).error
             if error is None:
                 for finalize in call.async_request.finalize_fns:
                     finalize()
@@ -378,17 +379,17 @@ class AsyncCallsQueue:
     def _ready(self, blocking: bool, no_dist: bool) -> int:
         """Returns how many of the active calls are finalized now. All of them have ended when it returns."""
         if no_dist:
-            futures = [call.here for call in self._active]
-            return self._caller.wait_all(futures) if blocking else _ended(futures)
-        futures = [call.everywhere for call in self._active]
+            ends = [call.here for call in self._active]
+            return self._caller.wait_all(ends) if blocking else _ended(ends)
+        ends = [call.everywhere for call in self._active]
         if blocking:
-            return self._caller.wait_all(futures)
+            return self._caller.wait_all(ends)
         first = self._active[0].idx
-        ready = max(0, self._caller.points.ask(first + _ended(futures)) - first)
-        self._caller.wait_all(futures[:ready])  # process 0 knows that they have ended, so it is a matter of moments
+        ready = max(0, self._caller.points.ask(first + _ended(ends)) - first)
+        self._caller.wait_all(ends[:ready])  # process 0 knows that they have ended, so it is a matter of moments
         return ready
 
 
-def _ended(futures: list[Future[None]]) -> int:
-    """Returns how many futures at the beginning of the list are done."""
-    return next((n for n, future in enumerate(futures) if not future.done()), len(futures))
+def _ended(ends: list[Ending]) -> int:
+    """Returns how many calls at the beginning of the list have ended."""
+    return next((n for n, call in enumerate(ends) if not call.ended), len(ends))

@@ -1,7 +1,7 @@
 """A worker process as the trainer sees it: started by the trainer, or by a keeper that the trainer connects to.
 
-The caller's thread starts the process and hands calls over. One daemon thread reads the answers, completes the futures
-of the calls, and ends with the process, which it reaps. ``close`` ends the connection: the worker finishes its calls
+The caller's thread starts the process and hands calls over. One daemon thread reads the answers, says of each call that
+it has ended, and ends with the process, which it reaps. ``close`` ends the connection: the worker finishes its calls
 and ends. If the trainer dies, the kernel closes the connection, and the same happens.
 """
 
@@ -19,12 +19,11 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 
 from gracepoint.async_calls.handover import Block, BlockPool
 from gracepoint.async_calls.worker import ANSWER, ANSWER_BYTES, CALL
 from gracepoint.errors import GracepointError, SettingsError
-from gracepoint.threads import forget_in_child
+from gracepoint.threads import Ending, forget_in_child, start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -70,10 +69,10 @@ class WorkerProcess:
         keeper_starts: bool = False,
     ) -> None:
         self._pool = pool
-        self._calls: dict[int, tuple[Future[None], Block]] = {}
+        self._calls: dict[int, tuple[Ending, Block]] = {}
         self._lock = threading.Lock()  # of _calls and _ended
         self._ended = False
-        self._disconnected = threading.Event()
+        self._disconnected = Ending()
         self._process: subprocess.Popen[bytes] | None = None
         if keeper is None:
             self._connection, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -93,7 +92,7 @@ class WorkerProcess:
         }
         self._connection.send(json.dumps(options).encode())
         try:
-            threading.Thread(target=self._read_answers, name="gracepoint-async-worker", daemon=True).start()
+            start_thread(threading.Thread(target=self._read_answers, name="gracepoint-async-worker", daemon=True))
         except RuntimeError as error:
             self.kill()
             if self._process is not None:
@@ -118,7 +117,7 @@ class WorkerProcess:
         with self._lock:
             return not self._ended
 
-    def send(self, number: int, block: Block, header_bytes: int, shared: Sequence[Block] = ()) -> Future[None]:
+    def send(self, number: int, block: Block, header_bytes: int, shared: Sequence[Block] = ()) -> Ending:
         """Hands a call over. Afterwards the worker has all bytes of the call, even if this process dies.
 
         The block goes back to the pool when the call has ended, also if this method raises. The blocks in ``shared``,
@@ -127,12 +126,12 @@ class WorkerProcess:
         Raises:
             CallFailed: The worker has ended, or does not take the call in time.
         """
-        future: Future[None] = Future()
+        call = Ending()
         with self._lock:
             if self._ended:
                 self._pool.give_back(block)
                 raise CallFailed(f"{self.name} has ended: {self._how_ended()}")
-            self._calls[number] = (future, block)
+            self._calls[number] = (call, block)
         try:
             fds = [block.fd, *(each.fd for each in shared)]
             socket.send_fds(self._connection, [CALL.pack(number, block.bytes, header_bytes)], fds)
@@ -142,7 +141,7 @@ class WorkerProcess:
             if is_mine:  # else the reading thread has freed it
                 self._pool.give_back(block)
             raise CallFailed(f"{self.name} did not take call {number} within {_TAKE_S:g} s: {error}") from error
-        return future
+        return call
 
     def close(self) -> None:
         """Says that no more calls come. The worker ends after its last call. Does not wait."""
@@ -180,16 +179,13 @@ class WorkerProcess:
                 break
             number, failed, kept = ANSWER.unpack_from(data)
             with self._lock:
-                future, block = self._calls.pop(number)
+                call, block = self._calls.pop(number)
             if kept:
                 block.free()  # the worker's mapping keeps the pages
             else:
                 self._pool.give_back(block)
-            if failed:
-                future.set_exception(CallFailed(data[ANSWER.size :].decode(errors="replace")))
-            else:
-                future.set_result(None)
-        self._disconnected.set()
+            call.end(CallFailed(data[ANSWER.size :].decode(errors="replace")) if failed else None)
+        self._disconnected.end()
         if not self.wait(_END_S):
             logger.error("worker process %d closed its connection, and did not end: it is killed", self.process_id)
             self.kill()
@@ -198,15 +194,15 @@ class WorkerProcess:
             self._ended = True
             pending, self._calls = list(self._calls.values()), {}
         self._connection.close()
-        for future, block in pending:
+        for call, block in pending:
             block.free()
-            future.set_exception(CallFailed(f"{self.name} ended: {self._how_ended()}"))
+            call.end(CallFailed(f"{self.name} ended: {self._how_ended()}"))
 
     def _forget(self) -> None:
         """In a forked child: the worker has ended. As long as a process has the connection, it does not end."""
         self._ended, self._process, self._calls = True, None, {}
-        self._lock, self._disconnected = threading.Lock(), threading.Event()
-        self._disconnected.set()
+        self._lock, self._disconnected = threading.Lock(), Ending()
+        self._disconnected.end()
         self._connection.close()
 
     def _how_ended(self) -> str:

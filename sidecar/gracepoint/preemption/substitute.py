@@ -34,6 +34,7 @@ from gracepoint.errors import GracepointError
 from gracepoint.multihost import KeyExists, KeyTimeout, KeyValueStore
 from gracepoint.multihost.store import Pods, named
 from gracepoint.preemption.forecast import TimeBudget
+from gracepoint.threads import start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ class Substitute:
         closing, folder = threading.Event(), _folder(epoch)
         thread = threading.Thread(target=self._answer, args=(epoch, closing), name="gracepoint-answers", daemon=True)
         try:
-            thread.start()
+            start_thread(thread)
         except RuntimeError as error:  # a limit on threads: the save, and the report of its end, need none of them
             logger.warning("process 0 will not answer if the others ask whether it runs error=%s", error)
         else:

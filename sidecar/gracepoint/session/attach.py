@@ -37,6 +37,7 @@ from gracepoint.receivers import Receiver
 from gracepoint.session.compilation import ProgramWatch, keep_programs
 from gracepoint.session.session import Session, check_none_is_open, not_joined_if_away
 from gracepoint.settings import VARIABLES, Settings
+from gracepoint.threads import start_thread
 from gracepoint.wire.names import DEFAULT_AUTO_S, SAVE_AUTO, Env
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def begin(settings: Settings) -> threading.Thread | None:
         return None
     thread = threading.Thread(target=_load, args=(settings,), name="gracepoint-preload", daemon=True)
     try:
-        thread.start()
+        start_thread(thread)
     except RuntimeError as error:  # the system has no more threads
         logger.info("nothing is loaded ahead error=%s", error)
         return None

@@ -31,7 +31,7 @@ from gracepoint import trace
 from gracepoint.arguments import shown
 from gracepoint.errors import SettingsError
 from gracepoint.multihost import global_state
-from gracepoint.threads import DaemonThread
+from gracepoint.threads import DaemonThread, start_thread
 from gracepoint.wire.names import COMPILATION_CACHE_OFF, COMPILATION_CACHE_ON, PROGRAMS_FOLDER
 
 _PREFIX = "/jax/core/compile/"
@@ -330,7 +330,7 @@ def _is_set_as_in_a_new_thread() -> bool:
     look()
     looking = threading.Thread(target=look, name="gracepoint-compile-looks", daemon=True)
     try:
-        looking.start()
+        start_thread(looking)
     except RuntimeError:  # the system has no more threads
         return False
     looking.join()

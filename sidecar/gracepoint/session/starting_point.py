@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gracepoint.arguments import shown
 from gracepoint.elastic import ElasticData, same_in_all
 from gracepoint.errors import CheckpointMismatch, HostStateLost, SettingsError
+from gracepoint.threads import start_thread
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint.engine import StepCheckpointer
@@ -229,7 +230,8 @@ def _asked(name: str, get: Callable[[], Any], limit_s: float) -> Any:
 
     began_s = time.monotonic()
     try:
-        threading.Thread(target=lambda: answers.put(ask()), name=f"gracepoint: host_state {name}", daemon=True).start()
+        asking = threading.Thread(target=lambda: answers.put(ask()), name=f"gracepoint: host_state {name}", daemon=True)
+        start_thread(asking)
         answer = answers.get(timeout=limit_s)
     except RuntimeError:  # the system has no more threads
         answer = ask()

@@ -11,7 +11,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from gracepoint.async_calls.caller import CallCompletion
 from gracepoint.errors import BarrierError, ForkedChild
 from gracepoint.multihost import InMemoryStore, StoreProcessGroup
 from gracepoint.process_group import ProcessGroup, SingleProcess
+from gracepoint.threads import Ending
 from tests.forked import forked
 from tests.interrupts import interrupt, interrupt_at
 from tests.unit.async_calls.fakes import functions
@@ -422,10 +422,10 @@ def test_wherever_the_start_of_a_call_is_interrupted_the_next_one_is_finalized()
 
     for number in itertools.count():
         ends = CallCompletion(Two(), "a", timeout_s=30)
-        here: Future[None] = Future()
-        here.set_result(None)
+        here = Ending()
+        here.end()
         reached = interrupt_at(functools.partial(ends.add, 0, here), number, [threads])
-        ends.add(1, here).result(timeout=30)
+        assert ends.add(1, here).wait(30)
         if not reached:
             break
     assert number > 20

@@ -48,6 +48,7 @@ from gracepoint.deadline import Deadline
 from gracepoint.errors import BarrierError, CheckpointError, InvalidSharding, from_word, to_word
 from gracepoint.jax_isolation import isolated, jit, setting
 from gracepoint.process_group import ProcessGroup
+from gracepoint.threads import start_thread
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,7 +339,7 @@ class Sums:
             target=self._compile, args=(lowered,), name="gracepoint: compiling", daemon=True
         )
         try:
-            self._thread.start()
+            start_thread(self._thread)
         except RuntimeError:  # the system has no more threads: each is compiled when it is used
             self._thread = None
 

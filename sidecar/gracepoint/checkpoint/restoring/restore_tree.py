@@ -16,10 +16,8 @@ import contextlib
 import dataclasses
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -50,6 +48,7 @@ from gracepoint.errors import (
     CheckpointRefused,
 )
 from gracepoint.jax_isolation import FALLBACK, cpu_by_fallback
+from gracepoint.threads import DaemonThread
 
 
 def is_handled(stored: StoredLeaf, like: Any, handlers: HandlerRegistry | None) -> bool:
@@ -120,23 +119,20 @@ def handled_metadata(stored: StoredTree, handlers: HandlerRegistry | None, deadl
 
 def run_in_time(function: Any, subject: str, deadline: Deadline) -> None:
     """Calls ``function`` in a thread. Raises its error, or TimeoutError if it does not end by the deadline."""
-    future: Future[None] = Future()
+    failed: list[BaseException] = []
 
     def run() -> None:
         try:
             function()
         except BaseException as error:  # noqa: BLE001 - raised by the calling thread
-            future.set_exception(error)
-        else:
-            future.set_result(None)
+            failed.append(error)
 
-    threading.Thread(target=run, name=f"gracepoint: handlers of {subject}", daemon=True).start()
-    try:
-        future.result(timeout=deadline.remaining_s())
-    except TimeoutError:
-        if future.done():
-            raise
-        raise TimeoutError(subject) from None
+    thread = DaemonThread(run, f"gracepoint: handlers of {subject}")
+    thread.start()
+    if not thread.wait(deadline.remaining_s()):
+        raise TimeoutError(subject)
+    if failed:
+        raise failed[0]
 
 
 def _check_files(stored: StoredTree, leaf: StoredLeaf) -> None:

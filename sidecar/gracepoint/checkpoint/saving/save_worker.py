@@ -18,7 +18,6 @@ the rest. Each number has one writer, or a lock in the one process that writes i
 from __future__ import annotations
 
 import builtins
-import concurrent.futures
 import dataclasses
 import functools
 import itertools
@@ -29,7 +28,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,6 +49,7 @@ from gracepoint.checkpoint.writing.chunk_writer import ChunkWriter
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, GracepointError, SaveFailed, from_word, to_word
 from gracepoint.process_group import SingleProcess
+from gracepoint.threads import Ending
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint.saving.host_snapshot import Filling, HostSnapshot
@@ -296,17 +295,17 @@ class HandedOver:
         self._what = subject
         self._kill = kill
         self._in_keeper = in_keeper
-        self._ended: Future[None] = Future()  # the call, once it was sent
+        self._call = Ending()  # of the call, once it was sent
         self._refused = False
 
-    def send(self, call: Callable[[], Future[None]]) -> None:
+    def send(self, call: Callable[[], Ending]) -> None:
         """Sends the call to the worker.
 
         Raises:
             OSError, CallFailed: The worker does not have it.
         """
         try:
-            self._ended = call()
+            self._call = call()
         except (OSError, CallFailed):
             self._refused = True
             raise
@@ -319,10 +318,10 @@ class HandedOver:
         """
         self._board.cancel()
         if not self._refused and self._board.outcome is None:
-            concurrent.futures.wait([self._ended], timeout=timeout_s)
+            self._call.wait(timeout_s)
         if self._refused or self._board.outcome is not None:
             return True
-        return self._ended.done() and (self._ended.exception() is None or not self._in_keeper)
+        return self._call.ended and (self._call.error is None or not self._in_keeper)
 
     @property
     def done_bytes(self) -> int:
@@ -352,7 +351,7 @@ class HandedOver:
         """
         passed = 0
         while True:
-            has_ended = self._ended.done()  # before the stages are read, so that none is missed once the call has ended
+            has_ended = self._call.ended  # before the stages are read, so that none is missed once the call has ended
             for stage in self._board.reached[passed:]:
                 on_stage(stage)
                 passed += 1
@@ -363,19 +362,19 @@ class HandedOver:
                 if not isinstance(self._board.outcome, dict):
                     raise SaveFailed(f"{self._what} was not written by the worker process {deadline.ended}")
                 continue
-            concurrent.futures.wait([self._ended], timeout=min(_LOOK_EVERY_S, deadline.remaining_s()))
+            self._call.wait(min(_LOOK_EVERY_S, deadline.remaining_s()))
 
     def _stop(self) -> None:
         """Ends the call: nobody reads the snapshot afterwards."""
         self._board.cancel()
-        if not concurrent.futures.wait([self._ended], timeout=_STOPS_S).done:
+        if not self._call.wait(_STOPS_S):
             self._kill()
-            concurrent.futures.wait([self._ended], timeout=_STOPS_S)
+            self._call.wait(_STOPS_S)
 
     def _outcome(self) -> PartStages:
         outcome = self._board.outcome
         if outcome is None:
-            raise WriterDied(str(self._ended.exception()))
+            raise WriterDied(str(self._call.error))
         if isinstance(outcome, Exception):
             raise outcome
         return PartStages(**outcome)
@@ -495,7 +494,7 @@ class SaveWorker:
         handed.send(call)
         return handed
 
-    def _call(self, function: Callable[..., object], *arguments: object) -> Future[None]:
+    def _call(self, function: Callable[..., object], *arguments: object) -> Ending:
         request = AsyncRequest(function, arguments, [], call_idx=next(self._numbers))
         return self._caller.run(request)
 

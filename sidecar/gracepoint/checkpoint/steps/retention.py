@@ -34,7 +34,7 @@ from gracepoint.checkpoint.storage import undeleted
 from gracepoint.checkpoint.storage.storage_path import StoragePath, current_limit, ended_by, look_at
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed, SettingsError
-from gracepoint.threads import BackgroundThread
+from gracepoint.threads import BackgroundThread, start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -219,7 +219,7 @@ def reading(paths: Layout, step: int) -> Iterator[None]:
     is_marked = paths.root.is_far
     if is_marked:
         try:
-            marking.start()
+            start_thread(marking)
         except RuntimeError:  # the system has no more threads
             is_marked = False
     if not is_marked:

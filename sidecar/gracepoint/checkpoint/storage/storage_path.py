@@ -35,6 +35,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, NewType, Protocol, Self, TypeVar
 
 from gracepoint.machine import LocalPath
+from gracepoint.threads import start_thread
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint.memory import ArrayBytes
@@ -608,7 +609,7 @@ def _read(work: _Work, count: int) -> None:
     for number in range(1, min(count, CONCURRENT_READS)):
         helper = threading.Thread(target=help_, name=f"gracepoint: reads {number}", daemon=True)
         try:
-            helper.start()
+            start_thread(helper)
         except RuntimeError as error:
             logger.debug("%d threads read small files: %s", number, error)
             break

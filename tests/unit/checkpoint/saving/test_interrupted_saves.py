@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import itertools
 import math
 import os
 import signal
@@ -36,7 +37,7 @@ from gracepoint.checkpoint.saving.host_snapshot import HostSnapshot
 from gracepoint.errors import ForkedChild, SaveFailed
 from gracepoint.threads import DaemonThread
 from tests.forked import forked
-from tests.interrupts import interrupt
+from tests.interrupts import Interrupted, interrupt, leave_unlocked
 from tests.leftovers import is_alive
 from tests.slow_storage import SlowStorage
 from tests.unit.checkpoint.fakes.engine import engine, restore, save
@@ -151,6 +152,38 @@ def test_no_checkpoint_has_values_of_another_step_whenever_signals_raise(
     assert found == {step: {float(step)} for step in found}
     assert last in found
     assert interrupts > 20
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("options", [DEFAULT_OPTIONS, DEVICES], ids=["copies", "devices"])
+def test_a_save_is_whole_after_one_whose_threads_were_interrupted_as_they_started(
+    tmp_path: Path,
+    made: Callable[..., StepCheckpointer],
+    many_threads: None,
+    options: WriteOptions,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checkpointer, wait, interrupts = made(tmp_path, options), threading.Event.wait, 0
+    for number in range(8):
+        starts = itertools.count()
+
+        def wait_or_leave(event: threading.Event, timeout: float | None = None) -> bool:
+            if threading.current_thread() is threading.main_thread() and next(starts) == number:  # noqa: B023
+                return leave_unlocked(event)
+            return wait(event, timeout)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Event, "wait", wait_or_leave)
+            try:
+                checkpointer.save_in_background(2 * number + 1, state(2 * number + 1), {})
+            except Interrupted:
+                interrupts += 1
+        checkpointer.save_in_background(2 * number + 2, state(2 * number + 2), {})
+    checkpointer.wait_until_finished()
+    found = {step: steps_in(tmp_path / str(step)) for step in all_steps(tmp_path)}
+    assert found == {step: {float(step)} for step in found}
+    assert {*range(2, 17, 2)} <= {*found}
+    assert interrupts > 2
 
 
 class StuckCopy:

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.checkpoint.writing.pool import Starvation
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, CheckpointNotFound, SettingsError
+from gracepoint.threads import Ending
 from tests.leftovers import is_alive
 from tests.object_stores.fixtures import STORES
 from tests.object_stores.servers import Bucket
@@ -391,8 +391,8 @@ def test_the_trainer_gets_the_error_that_its_worker_met(
         raise error
 
     monkeypatch.setattr(save_worker, "begun", fails)
-    ended: Future[None] = Future()
-    ended.set_result(None)
+    ended = Ending()
+    ended.end()
     handed = save_worker.HandedOver(staged(tmp_path)(), "step 1", lambda: None, in_keeper=False)
     handed.send(lambda: ended)
     with pytest.raises(kind) as found:
@@ -433,13 +433,18 @@ def test_the_worker_loads_neither_jax_nor_tensorstore() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("module", ["gracepoint.async_calls.worker", "gracepoint.checkpoint.saving.save_worker"])
-def test_the_worker_is_imported_quickly(module: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "limit"), [("gracepoint.async_calls.worker", 3), ("gracepoint.checkpoint.saving.save_worker", 8)]
+)
+def test_the_worker_takes_a_few_times_as_long_to_import_as_numpy_does(module: str, limit: int) -> None:
     """Counts the time of the thread that imports, as other processes of this machine must not count."""
-    code = f"import time; began_s = time.thread_time(); import {module}; print(time.thread_time() - began_s)"
-    argv = [sys.executable, "-c", code]
-    took = [float(subprocess.run(argv, check=True, timeout=60, capture_output=True).stdout) for _ in range(3)]
-    assert min(took) < 0.3
+
+    def import_s(name: str) -> float:
+        code = f"import time; began_s = time.thread_time(); import {name}; print(time.thread_time() - began_s)"
+        return float(subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True).stdout)
+
+    took = [(import_s("numpy"), import_s(module)) for _ in range(3)]
+    assert min(of_module for _, of_module in took) < limit * min(of_numpy for of_numpy, _ in took)
 
 
 @pytest.mark.parametrize("writer", ["", "process", "./socket"])
@@ -450,17 +455,17 @@ def test_a_writer_that_is_not_known_is_refused(writer: str) -> None:
 
 @pytest.mark.parametrize("in_keeper", [True, False])
 def test_memory_is_free_once_its_worker_has_ended_the_call_or_is_seen_to_be_dead(in_keeper: bool) -> None:
-    def handed(call: Future[None], board: SaveBoard) -> save_worker.HandedOver:
+    def handed(call: Ending, board: SaveBoard) -> save_worker.HandedOver:
         found = save_worker.HandedOver(board, "step 1", lambda: None, in_keeper=in_keeper)
         found.send(lambda: call)
         return found
 
-    call, board = Future[None](), SaveBoard()
+    call, board = Ending(), SaveBoard()
     user = handed(call, board)
     assert not user.end(0.0)
     assert board.cancelled
-    call.set_exception(CallFailed("the worker gave no answer"))
+    call.end(CallFailed("the worker gave no answer"))
     assert user.end(0.0) is not in_keeper, "nobody sees whether a process of another container lives"
     board.end({})
     assert user.end(0.0)
-    assert handed(Future(), board).end(0.0), "what the worker says counts at once"
+    assert handed(Ending(), board).end(0.0), "what the worker says counts at once"

@@ -27,7 +27,7 @@ from gracepoint.checkpoint.storage.objects.http import LOOK_EVERY_S, STALL_S, Ex
 from gracepoint.checkpoint.storage.objects.provider import ConditionFailed, Transient
 from gracepoint.checkpoint.storage.storage_path import current_limit
 from gracepoint.deadline import Backoff
-from gracepoint.threads import DaemonThread, forget_in_child
+from gracepoint.threads import DaemonThread, forget_in_child, start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -351,7 +351,7 @@ class Persistence:
                 self._slots.release()
 
         try:
-            threading.Thread(target=run, name="gracepoint: hedged request", daemon=True).start()
+            start_thread(threading.Thread(target=run, name="gracepoint: hedged request", daemon=True))
         except RuntimeError as error:
             self._slots.release()
             race.fail(hedge, error)

@@ -38,6 +38,7 @@ from gracepoint.checkpoint.storage.objects.provider import (
     Uploads,
 )
 from gracepoint.checkpoint.storage.storage_path import HOT_BYTES, Generation, StaleGeneration, current_limit, ended_by
+from gracepoint.threads import start_thread
 
 #: Bytes of the parts in which a large range is read. A request takes a round trip, and time for its bytes.
 READ_PART_BYTES = 8 << 20
@@ -120,7 +121,7 @@ class ObjectReader:
         while len(helpers) < min(_STREAMS, len(parts)) - 1 and self._slots.acquire(blocking=False):
             helper = threading.Thread(target=help_, name="gracepoint: ranges", daemon=True)
             try:
-                helper.start()
+                start_thread(helper)
             except RuntimeError:  # the system has no more threads: this one reads the rest
                 self._slots.release()
                 break
@@ -236,7 +237,7 @@ def run(acts: Sequence[Callable[[], object]], *, threads: int) -> None:
     for number in range(1, min(len(acts), threads)):
         helper = threading.Thread(target=help_, name=f"gracepoint: requests {number}", daemon=True)
         try:
-            helper.start()
+            start_thread(helper)
         except RuntimeError:  # the system has no more threads: the others do the work
             break
         helpers.append(helper)
