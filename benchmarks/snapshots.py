@@ -443,7 +443,9 @@ def _steps(servers: SnapshotServers, rounds: int, steps: int) -> list[Figure]:
                 if with_snapshots and (
                     memory.newest is None or memory.newest.step != step - (steps - 1) % _EVERY_STEPS
                 ):
-                    raise RuntimeError(f"step {step}: the newest safe snapshot is {memory.newest}: {memory.skips.reason}")
+                    raise RuntimeError(
+                        f"step {step}: the newest safe snapshot is {memory.newest}: {memory.skips.reason}"
+                    )
             if turn:
                 ratios.append(took[True] / took[False])
     return [

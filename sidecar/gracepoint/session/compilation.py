@@ -31,7 +31,7 @@ from gracepoint import trace
 from gracepoint.arguments import shown
 from gracepoint.errors import SettingsError
 from gracepoint.multihost import global_state
-from gracepoint.threads import DaemonThread, start_thread
+from gracepoint.threads import DaemonThread, Ending, start_thread
 from gracepoint.wire.names import COMPILATION_CACHE_OFF, COMPILATION_CACHE_ON, PROGRAMS_FOLDER
 
 _PREFIX = "/jax/core/compile/"
@@ -131,7 +131,7 @@ class _Job:
     def __init__(self, name: str, work: Callable[[], Any]) -> None:
         self.name = name
         self.work = work
-        self.done = threading.Event()
+        self.done = Ending()
         self.error: BaseException | None = None
 
 
@@ -180,7 +180,7 @@ class CompiledFunction:
     @property
     def done(self) -> bool:
         """True once the compilation has ended, well or not."""
-        return self._job is None or self._job.done.is_set()
+        return self._job is None or self._job.done.ended
 
     def _wait(self, job: _Job) -> None:
         began_s = time.monotonic()
@@ -273,7 +273,7 @@ class Compilations:
         with self._lock:
             self._closed = True
             for job in self._waiting:
-                job.done.set()
+                job.done.end()
             self._waiting.clear()
             thread = self._thread
         if thread is None:
@@ -296,7 +296,7 @@ class Compilations:
                 self._thread = None
                 logger.warning("no thread could be started: the call compiles function=%s: %s", job.name, error)
                 self._waiting.remove(job)
-                job.done.set()
+                job.done.end()
 
     def _run(self) -> None:
         while True:
@@ -313,7 +313,7 @@ class Compilations:
                 job.error = error
             finally:
                 job.work = _nothing  # it holds the program before it was compiled
-                job.done.set()
+                job.done.end()
 
 
 def _nothing() -> None:

@@ -41,7 +41,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from gracepoint.checkpoint.memory import ArrayBytes
 from gracepoint.checkpoint.storage.buffers import BLOCK_BYTES, Buffer
 from gracepoint.checksum import crc32
-from gracepoint.threads import forget_in_child, start_thread
+from gracepoint.threads import Ending, forget_in_child, start_thread
 
 #: Seconds without any progress after which a connection counts as dead.
 STALL_S = 10.0
@@ -149,7 +149,7 @@ class _Attempt:
 
     def __init__(self, connection: http.client.HTTPConnection) -> None:
         self.connection = connection
-        self.ended = threading.Event()
+        self.ended = Ending()
         self.error: BaseException | None = None
         self._lock = threading.Lock()
         self._is_given_up = False
@@ -160,14 +160,14 @@ class _Attempt:
         except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
             self.error = error
         with self._lock:
-            self.ended.set()
+            self.ended.end()
             if self._is_given_up:
                 self.connection.close()
 
     def give_up(self) -> None:
         with self._lock:
             self._is_given_up = True
-            if self.ended.is_set():
+            if self.ended.ended:
                 self.connection.close()
 
 
