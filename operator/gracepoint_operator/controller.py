@@ -310,6 +310,9 @@ class Reconciler:
             yield
             gang = self._cache.gang(uid)
         look_at = self._writers.waits.observe(gang)
+        if has_many and self._snapshot_notifier is not None:
+            yield
+            gang = self._cache.gang(uid)
         preemptions = tuple(self._cache.preemptions.of_workload(uid))
         # What a snapshot has computed about its pods is kept, if nothing was decided.
         decided = gang if preemptions == gang.preemptions else dataclasses.replace(gang, preemptions=preemptions)

@@ -404,6 +404,7 @@ class ClusterCache:
             self.snapshot_servers.note(name)
             return self.objects.workloads_on(name)
         if kind is objects.NODE_CLAIMS:
+            self.snapshot_servers.note(attached_to)
             return self.objects.workloads_on(attached_to)
         if kind is objects.KUEUE_WORKLOADS:
             return self.objects.queued_as(attached_to)
@@ -614,5 +615,7 @@ class ClusterCache:
             self.snapshot_servers.note(owner)
         before = self._signal_index.attach(reading.uid, owner)
         if reading.kind is objects.NODE_CLAIMS:
+            for node in {before, owner} if before != owner else ():
+                self.snapshot_servers.note(node)
             return self.objects.workloads_on(owner) | self.objects.workloads_on(before)
         return self.objects.queued_as(owner)

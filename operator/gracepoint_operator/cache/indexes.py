@@ -612,12 +612,19 @@ class SnapshotServerIndex:
         by_uid: The servers by the UIDs of their pods.
         changed: The nodes of which something has changed that matters to the use of their servers: the server, signals,
             failure domains. Whoever looks empties it.
+        touched: UIDs of the servers that came, changed or went. ``SnapshotHoldings`` empties it.
     """
 
     def __init__(self, installation: str) -> None:
         self._installation = installation
         self.by_uid: dict[str, SnapshotServerPod] = {}
         self.changed: set[str] = set()
+        self.touched: set[str] = set()
+        self._uids_on: dict[str, set[str]] = collections.defaultdict(set)
+
+    def on(self, node: str) -> list[SnapshotServerPod]:
+        """The servers of a node, by UID."""
+        return [self.by_uid[uid] for uid in sorted(self._uids_on.get(node, ()))]
 
     def note(self, node: str) -> None:
         """Something of a node has changed. Where there are no servers nobody looks, and nothing is kept."""
@@ -627,14 +634,19 @@ class SnapshotServerIndex:
     def put(self, server: SnapshotServerPod) -> None:
         """Stores a server, unless another installation in the namespace has it."""
         if server.installation == self._installation and self.by_uid.get(server.uid) != server:
+            self.drop(server.uid)
             self.by_uid[server.uid] = server
+            self._uids_on[server.node].add(server.uid)
             self.changed.add(server.node)
+            self.touched.add(server.uid)
 
     def drop(self, uid: str) -> None:
         """Removes a server whose pod was deleted."""
         server = self.by_uid.pop(uid, None)
         if server is not None:
+            discard(self._uids_on, server.node, uid)
             self.changed.add(server.node)
+            self.touched.add(uid)
 
 
 #: Seconds for which the version of a deleted object is kept.

@@ -511,12 +511,14 @@ class SnapshotNotifier:
         changed, index.changed = index.changed, set()
         self._due |= self._lacking.union(*(self._interested.get(node, ()) for node in changed))
         nodes, doomed = self._cache.objects.nodes, self._cache.doomed_nodes()
-        self._writable = {
-            server.node: server
-            for _, server in sorted(index.by_uid.items())
-            if server.serves and not server.ending and server.node in nodes and server.node not in doomed
-        }
-        self._usable = Usable(self._writable)
+        for node in changed:
+            usable = [server for server in index.on(node) if server.serves and not server.ending]
+            if usable and node in nodes and node not in doomed:
+                self._writable[node] = usable[-1]
+            else:
+                self._writable.pop(node, None)
+        if self._writable.keys() != self._usable.nodes:
+            self._usable = Usable(self._writable, self._usable)
 
     def take(self, pod: Pod, report: SnapshotReport) -> None:
         """Takes the report of a process."""
@@ -575,7 +577,10 @@ class SnapshotNotifier:
         plan = self._plans[gang.workload_uid] = _Plan(write, read, reasons)
         if not subscribers:
             return
-        self._tell(gang.workload_uid, plan, subscribers, 0)
+        if len(subscribers) > _AT_ONCE:
+            asyncio.get_running_loop().call_soon(self._tell, gang.workload_uid, plan, subscribers, 0)
+        else:
+            self._tell(gang.workload_uid, plan, subscribers, 0)
         lacking = next(filter(None, reasons.values()), "")
         self._recorder.lacks(gang.workload_uid, lacking)
         if lacking:

@@ -38,11 +38,14 @@ class Usable:
 
     Args:
         nodes: The nodes.
+        before: What is already in order: only nodes that come or go cost work.
     """
 
-    def __init__(self, nodes: Iterable[str]) -> None:
+    def __init__(self, nodes: Iterable[str], before: Usable | None = None) -> None:
         self.nodes = frozenset(nodes)
-        self.ring = sorted((_digest("", node), node) for node in self.nodes)
+        known = [] if before is None else [entry for entry in before.ring if entry[1] in self.nodes]
+        new = self.nodes if before is None else self.nodes - before.nodes
+        self.ring = sorted([*known, *((_digest("", node), node) for node in new)])
 
 
 def place(
@@ -83,7 +86,7 @@ def place(
             chosen[node] += (inside.take(peer),)
     has_domains = len(set(map(domain_of, gang))) > 1
     # Without one, each look for a server of another domain would go around the ring in vain.
-    has_outer_domains = bool(set(map(domain_of, usable.nodes)) - set(map(domain_of, gang[:1])))
+    has_outer_domains = bool(gang) and any(domain_of(node) != domain_of(gang[0]) for node in usable.nodes)
     for node in gang:
         while len(chosen[node]) < copies:
             has = chosen[node]

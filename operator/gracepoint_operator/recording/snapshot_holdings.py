@@ -4,9 +4,10 @@ A workload's values are where a placement has put them, where its processes repo
 say so. Nothing of it is stored: a replica that starts asks every server once, and every one again now and then. So it
 also finds what was left while nobody looked.
 
-``look`` runs on the controller's event loop, once a second, and lists what is due. Requests to servers are tasks of
-that loop, at most ``_AT_ONCE`` at a time, each with a connection of its own; the end of one begins the next. A request
-ends in time or fails. ``close`` cancels all of them. What ends with a server, such as its pod, is forgotten with it.
+``look`` runs on the controller's event loop, once a second, and lists what is due. Of the servers, it looks only at
+those that have changed, and at those for which it is time. Requests to servers are tasks of that loop, at most
+``_AT_ONCE`` at a time, each with a connection of its own; the end of one begins the next. A request ends in time or
+fails. ``close`` cancels all of them. What ends with a server, such as its pod, is forgotten with it.
 
 A workload has ended if it is gone, has finished, or has no policy any more that asks for snapshots. Its values are
 dropped a little later, as a policy may be deleted and made again, and until a server says that there are none.
@@ -18,6 +19,7 @@ import asyncio
 import collections
 import dataclasses
 import functools
+import heapq
 import json
 import logging
 import random
@@ -50,6 +52,11 @@ DROPPED_AFTER_S = 15.0
 DROPPED_AGAIN_S = 5.0
 #: Placements wait so long after the start for servers that do not answer.
 _KNOWN_AFTER_S = 10.0
+#: So many workloads are looked at each second whether they have ended. Those that have are looked at each time.
+WORKLOADS_A_LOOK = 256
+#: The states of servers, and what of their figures is added up, as the metrics name them.
+_STATES = ("ready", "ending", "not_ready")
+_TOTALS = ("capacity_bytes", "used_bytes")
 _LONGEST_ANSWER_BYTES = 16 << 20
 _CAPABILITY_S = 300.0
 #: Every attempt.
@@ -139,11 +146,19 @@ class SnapshotHoldings:
         self._clock = clock
         self._held: dict[str, _Held] = {}  # by UID of the workload
         self._figures: dict[str, Mapping[str, Any]] = {}  # by UID of the server: what it said last
+        self._totals = dict.fromkeys(_TOTALS, 0)  # of these figures
+        self._states: dict[str, str] = {}  # by UID of the server
+        self._numbers = dict.fromkeys(_STATES, 0)  # of servers, by state
         self._next_s: dict[str, float] = {}  # by UID of the server: when it is asked again, by the loop's clock
+        self._times: list[tuple[float, str]] = []  # the same, with 0 for those never asked: a heap; the newest counts
+        self._unasked: set[str] = set()  # UIDs of the servers that can be asked, and have not answered or failed yet
         self._random = random.Random()
         self._began_s: float | None = None
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}  # by UIDs of the server and of the workload, or ""
-        self._waiting: collections.deque[tuple[SnapshotServerPod, str]] = collections.deque()
+        self._to_drop: collections.deque[tuple[SnapshotServerPod, str]] = collections.deque()
+        self._to_ask: dict[str, None] = {}  # UIDs of the servers for whose figures it is time, in this order
+        self._ending: set[str] = set()  # UIDs of the workloads that have ended
+        self._to_look_at: list[str] = []  # UIDs of the others whose turn comes before it is that of all again
         self._context: tuple[str, ssl.SSLContext] | None = None
 
     @property
@@ -151,8 +166,8 @@ class SnapshotHoldings:
         """Whether it is known where values are: every server was asked, or has not answered for long."""
         if self._began_s is None or not self.keys.keys:
             return False
-        late = asyncio.get_running_loop().time() - self._began_s >= _KNOWN_AFTER_S
-        return late or all(uid in self._next_s for uid, server in self._index.by_uid.items() if server.serves)
+        self._follow_servers()
+        return not self._unasked or asyncio.get_running_loop().time() - self._began_s >= _KNOWN_AFTER_S
 
     def placed(self, workload: str, namespace: str, servers: Iterable[str]) -> None:
         """Notes to which servers the processes of a workload may write from now on, by UID."""
@@ -164,14 +179,15 @@ class SnapshotHoldings:
     def reported(self, workload: str, namespace: str, nodes: Collection[str]) -> None:
         """Notes that a process says that it has a part in the servers of these nodes."""
         held = self._held.setdefault(workload, _Held(namespace))
-        held.others |= {uid for uid, server in self._index.by_uid.items() if server.node in nodes} - held.placed
+        held.others |= {server.uid for node in nodes for server in self._index.on(node)} - held.placed
 
     def holding(self, workload: str) -> list[SnapshotServerPod]:
         """The servers that may have values of a workload, by node."""
         held = self._held.get(workload)
         if held is None:
             return []
-        servers = (self._index.by_uid[uid] for uid in (held.placed | held.others) & self._index.by_uid.keys())
+        known = self._index.by_uid
+        servers = (known[uid] for uid in held.placed | held.others if uid in known)
         return sorted((server for server in servers if server.serves), key=lambda server: server.node)
 
     def has_room(self, workload: str, uid: str, size_bytes: int) -> bool:
@@ -192,20 +208,61 @@ class SnapshotHoldings:
         now_s = asyncio.get_running_loop().time()
         if self._began_s is None:
             self._began_s = now_s
-        self._forget_gone()
+        self._follow_servers()
         self._show()
         if self.keys.keys and self._authorities():
-            self._waiting = collections.deque(self._due(lives, now_s))
+            self._to_drop = collections.deque(self._due_to_drop(lives, now_s))
+            while self._times and self._times[0][0] <= now_s:
+                at_s, uid = heapq.heappop(self._times)
+                if self._next_s.get(uid, 0.0) == at_s:
+                    self._to_ask[uid] = None
             self._begin_waiting()
 
-    def _due(self, lives: Callable[[str], bool], now_s: float) -> list[tuple[SnapshotServerPod, str]]:
-        """What is to be asked now: servers with the workload to drop, or "" for their figures."""
+    def _follow_servers(self) -> None:
+        """Takes which servers came, changed or went. What went is forgotten, with what it held."""
+        index = self._index
+        if not index.touched:
+            return
+        touched, index.touched = index.touched, set()
+        gone = touched - index.by_uid.keys()
+        for uid in touched:
+            if (before := self._states.pop(uid, None)) is not None:
+                self._numbers[before] -= 1
+            self._unasked.discard(uid)
+            if uid in gone:
+                self._next_s.pop(uid, None)
+                self._take_figures(uid, None)
+                continue
+            server = index.by_uid[uid]
+            state = self._states[uid] = _state(server)
+            self._numbers[state] += 1
+            if server.serves:
+                self._note_due(uid)
+                if uid not in self._next_s:
+                    self._unasked.add(uid)
+        for held in self._held.values() if gone else ():
+            held.placed -= gone
+            held.others -= gone
+
+    def _note_due(self, uid: str) -> None:
+        """Has a server asked at its time, or at the next look if it has none."""
+        heapq.heappush(self._times, (self._next_s.get(uid, 0.0), uid))
+
+    def _due_to_drop(self, lives: Callable[[str], bool], now_s: float) -> list[tuple[SnapshotServerPod, str]]:
+        """The servers to be asked now to drop what is left of a workload, with its UID."""
+        if not self._to_look_at:
+            self._to_look_at = list(self._held)
+        turn, self._to_look_at = self._to_look_at[:WORKLOADS_A_LOOK], self._to_look_at[WORKLOADS_A_LOOK:]
         due: list[tuple[SnapshotServerPod, str]] = []
         servers = self._index.by_uid
-        for workload, held in list(self._held.items()):
-            if lives(workload):
-                held.ended_at = None
+        for workload in self._ending.union(turn):
+            held = self._held.get(workload)
+            if held is None or lives(workload):
+                self._ending.discard(workload)
+                if held is not None:
+                    held.ended_at = None
                 continue
+            self._ending.add(workload)
             if held.ended_at is None:
                 held.ended_at = now_s
             if now_s - held.ended_at < DROPPED_AFTER_S:
@@ -218,14 +275,19 @@ class SnapshotHoldings:
                 for uid in sorted(uids)
                 if servers[uid].serves and held.not_before_s.get(uid, 0.0) <= now_s
             ]
-        due += [
-            (server, "") for uid, server in servers.items() if server.serves and self._next_s.get(uid, 0.0) <= now_s
-        ]
         return [(server, workload) for server, workload in due if (server.uid, workload) not in self._tasks]
 
     def _begin_waiting(self) -> None:
-        while self._waiting and len(self._tasks) < _AT_ONCE:
-            self._begin(*self._waiting.popleft())
+        """Begins requests while there may be more of them: first to drop something."""
+        while self._to_drop and len(self._tasks) < _AT_ONCE:
+            self._begin(*self._to_drop.popleft())
+        while self._to_ask and len(self._tasks) < _AT_ONCE:
+            uid = next(iter(self._to_ask))
+            del self._to_ask[uid]
+            server = self._index.by_uid.get(uid)
+            # One that cannot be asked now is noted again when it has changed, and one that is asked now, after that.
+            if server is not None and server.serves and (uid, "") not in self._tasks:
+                self._begin(server, "")
 
     def _begin(self, server: SnapshotServerPod, workload: str) -> None:
         work = self._drop(server, workload) if workload else self._ask_figures(server)
@@ -235,11 +297,14 @@ class SnapshotHoldings:
 
     def _ended(self, key: tuple[str, str], _: asyncio.Task[None]) -> None:
         self._tasks.pop(key, None)
+        if not key[1]:
+            self._note_due(key[0])
         self._begin_waiting()
 
     async def close(self) -> None:
         """Cancels all requests."""
-        self._waiting.clear()
+        self._to_drop.clear()
+        self._to_ask.clear()
         for task in list(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -252,11 +317,13 @@ class SnapshotHoldings:
             logger.warning(
                 "a snapshot server did not say what it holds", extra=seldom("stat", node=server.node, error=str(error))
             )
-            self._next_s[server.uid] = loop.time() + _FAILED_AGAIN_S
+            self._note_asked(server.uid, loop.time() + _FAILED_AGAIN_S)
             return
+        if server.uid not in self._index.by_uid:
+            return  # it has gone meanwhile, with what it held
         pause_s = max(_ASKED_AGAIN_S, _PAUSE_OF_EACH_S * len(self._index.by_uid))
-        self._next_s[server.uid] = loop.time() + pause_s * (0.5 + self._random.random())  # not all of them at once
-        self._figures[server.uid] = figures
+        self._note_asked(server.uid, loop.time() + pause_s * (0.5 + self._random.random()))  # not all of them at once
+        self._take_figures(server.uid, figures)
         for workload, row in figures["workloads"].items():
             if row["values"]:
                 held = self._held.setdefault(workload, _Held(str(row["namespace"])))
@@ -265,6 +332,20 @@ class SnapshotHoldings:
         for workload, held in self._held.items():
             if not figures["workloads"].get(workload, {}).get("values"):
                 held.others.discard(server.uid)
+
+    def _note_asked(self, uid: str, again_s: float) -> None:
+        """Notes that a server was asked, and when it is asked again. Not if it has gone meanwhile."""
+        if uid in self._index.by_uid:
+            self._next_s[uid] = again_s
+            self._unasked.discard(uid)
+
+    def _take_figures(self, uid: str, figures: Mapping[str, Any] | None) -> None:
+        """Keeps what a server said last. None: it is gone."""
+        before = self._figures.pop(uid, None)
+        if figures is not None:
+            self._figures[uid] = figures
+        for name in _TOTALS:
+            self._totals[name] += (figures or {}).get(name, 0) - (before or {}).get(name, 0)
 
     async def _drop(self, server: SnapshotServerPod, workload: str) -> None:
         held = self._held[workload]
@@ -320,26 +401,18 @@ class SnapshotHoldings:
             self._context = (authorities, context)
         return self._context[1]
 
-    def _forget_gone(self) -> None:
-        """Forgets servers whose pods are gone, with what they held."""
-        servers = self._index.by_uid.keys()
-        for kept in (self._figures, self._next_s):
-            for uid in kept.keys() - servers:
-                del kept[uid]
-        for held in self._held.values():
-            held.placed.intersection_update(servers)
-            held.others.intersection_update(servers)
-
     def _show(self) -> None:
-        servers = list(self._index.by_uid.values())
-        ready = sum(server.serves and not server.ending for server in servers)
-        ending = sum(server.ending for server in servers)
-        states = {"ready": ready, "ending": ending, "not_ready": len(servers) - ready - ending}
-        for state, number in states.items():
+        for state, number in self._numbers.items():
             self._metrics.snapshot_servers.labels(state).set(number)
-        for kind in ("capacity_bytes", "used_bytes"):
-            total = sum(figures[kind] for figures in self._figures.values())
-            self._metrics.snapshot_bytes.labels(kind.removesuffix("_bytes")).set(total)
+        for name, total in self._totals.items():
+            self._metrics.snapshot_bytes.labels(name.removesuffix("_bytes")).set(total)
+
+
+def _state(server: SnapshotServerPod) -> str:
+    """One of ``_STATES``."""
+    if server.ending:
+        return "ending"
+    return "ready" if server.serves else "not_ready"
 
 
 def _checked(figures: dict[str, Any]) -> dict[str, Any]:

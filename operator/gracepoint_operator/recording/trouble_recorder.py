@@ -177,6 +177,10 @@ class TroubleRecorder(Recorder):
             )
 
 
+#: Of so many workloads the age of snapshots is looked at in one turn of the event loop: 2 to 4 ms.
+REPORTS_A_LOOK = 100
+
+
 @dataclasses.dataclass
 class _KnownSnapshots:
     workload: Workload
@@ -201,6 +205,7 @@ class SnapshotRecorder(Recorder):
         self._reported: dict[str, _KnownSnapshots] = {}  # by UID of the workload
         self._lacking: dict[str, str] = {}  # by UID of the workload
         self._unposted: dict[str, WorkloadSnapshots] = {}  # by UID of the workload
+        self._to_look_at: list[str] = []  # UIDs of the workloads whose turn comes before it is that of all again
 
     def take(self, pod: Pod, report: SnapshotReport) -> None:
         """Takes the report of a process.
@@ -229,12 +234,17 @@ class SnapshotRecorder(Recorder):
         self._lacking[workload_uid] = text
 
     def look(self, is_connected: Callable[[str, str], bool]) -> None:
-        """Looks whether snapshots have become too old.
+        """Looks whether snapshots have become too old, of some workloads each time: ``REPORTS_A_LOOK``.
 
         Args:
             is_connected: Returns whether a session of a pod, by UID, is connected to this replica.
         """
-        for uid, current in list(self._reported.items()):
+        if not self._to_look_at:
+            self._to_look_at = list(self._reported)
+        turn, self._to_look_at = self._to_look_at[:REPORTS_A_LOOK], self._to_look_at[REPORTS_A_LOOK:]
+        for uid in turn:
+            if (current := self._reported.get(uid)) is None:
+                continue
             if is_connected(current.report.pod_uid, current.report.session):
                 self._look_at(current)
             else:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,9 @@ from gracepoint.wire.messages import SnapshotReport
 from gracepoint.wire.snapshot_requests import Right, read_capability
 from gracepoint_operator.channel.subscribers import Subscriber
 from gracepoint_operator.kube import objects as kinds
+from gracepoint_operator.kube.objects import SnapshotServerPod
 from gracepoint_operator.recording import snapshot_holdings
-from gracepoint_operator.recording.snapshot_holdings import SnapshotSettings
+from gracepoint_operator.recording.snapshot_holdings import SnapshotHoldings, SnapshotSettings
 from gracepoint_operator.trust import bundle
 from gracepoint_operator.trust.bundle import CAPABILITY_S, CapabilityKey, capability_keys_text
 from gracepoint_operator.workloads import JOBSETS
@@ -231,6 +232,79 @@ async def test_another_server_is_chosen_when_one_goes_or_its_node_gets_a_signal(
         assert ("node-2" in newest.read_from) is (how in ("signal", "ending")), "as long as it can be asked"
 
 
+async def test_a_server_is_used_again_once_what_announced_the_end_of_its_node_is_gone(
+    api: MemoryApi, clock: Clock, servers: Servers
+) -> None:
+    async with operator(api, clock, servers, ("node-1", "node-3")) as replica:
+        subscriber = replica.subscribe(0, takes_snapshots=True)
+        assert [list(placement.write_to) for placement in await placements(subscriber)] == [["node-1", "node-3"]]
+        claim = objects.node_claim("node-3", deleted_at=clock())
+        replica.see(kinds.NODE_CLAIMS, claim)
+        assert list((await placements(subscriber, "less"))[-1].write_to) == ["node-1"]
+        replica.drop(kinds.NODE_CLAIMS, claim)
+        assert list((await placements(subscriber, "more"))[-1].write_to) == ["node-1", "node-3"]
+
+
+async def test_servers_of_which_nothing_has_changed_are_not_looked_at(
+    api: MemoryApi, clock: Clock, servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with operator(api, clock, servers, ("node-1", "node-2", "node-3")) as replica:
+        await placements(replica.subscribe(0, takes_snapshots=True))
+        await until(lambda: capacity(replica) == 3 * 64 * MIB, "all to be asked")
+        looked_at: list[str] = []
+        serves, look = SnapshotServerPod.serves.fget, SnapshotHoldings.look
+        assert serves is not None
+        looks = 0
+
+        def noted(server: SnapshotServerPod) -> bool:
+            looked_at.append(server.node)
+            return bool(serves(server))
+
+        def counted(holdings: SnapshotHoldings, lives: Callable[[str], bool]) -> None:
+            nonlocal looks
+            look(holdings, lives)
+            looks += 1
+
+        monkeypatch.setattr(SnapshotServerPod, "serves", property(noted))
+        monkeypatch.setattr(SnapshotHoldings, "look", counted)
+        await until(lambda: looks >= 5, "looks")
+        assert looked_at == []
+        replica.see(
+            kinds.SNAPSHOT_SERVERS, objects.snapshot_server("node-3", host=servers.host("node-3"), deleted_at=clock())
+        )
+        await until(lambda: figure(replica, "snapshot_servers", state="ending") == 1, "a server to end")
+        assert set(looked_at) == {"node-3"}
+        assert figure(replica, "snapshot_servers", state="ready") == 2
+
+
+async def test_figures_are_of_the_servers_that_are_there(api: MemoryApi, clock: Clock, servers: Servers) -> None:
+    async with operator(api, clock, servers, ("node-1", "node-2", "node-3")) as replica:
+        await until(lambda: capacity(replica) == 3 * 64 * MIB, "all to be asked")
+        replica.see(kinds.SNAPSHOT_SERVERS, objects.snapshot_server("node-2", host=servers.host("node-2"), ready=False))
+        await until(lambda: figure(replica, "snapshot_servers", state="not_ready") == 1, "one not to be ready")
+        assert capacity(replica) == 3 * 64 * MIB, "what it holds has not gone"
+        replica.drop(kinds.SNAPSHOT_SERVERS, objects.snapshot_server("node-3"))
+        await until(lambda: capacity(replica) == 2 * 64 * MIB, "one to be gone")
+        states = {each: figure(replica, "snapshot_servers", state=each) for each in ("ready", "not_ready", "ending")}
+        assert states == {"ready": 1, "not_ready": 1, "ending": 0}
+
+
+async def test_servers_are_asked_again_and_again_also_after_a_time_in_which_they_were_not_ready(
+    api: MemoryApi, clock: Clock, servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_holdings, "_ASKED_AGAIN_S", 0.1)
+    monkeypatch.setattr(snapshot_holdings, "_PAUSE_OF_EACH_S", 0.0)
+    async with operator(api, clock, servers, ("node-1", "node-2", "node-3")) as replica:
+        (placement,) = await placements(replica.subscribe(0, takes_snapshots=True))
+        used = [figure(replica, "snapshot_server_bytes", kind="used")]
+        for ready in (True, False, True):
+            body = objects.snapshot_server("node-2", host=servers.host("node-2"), ready=ready)
+            replica.see(kinds.SNAPSHOT_SERVERS, body)
+            await frames(replica.core.subscribers.all()[0])
+        servers.put(placement, "node-2", "7/0/0/done")
+        await until(lambda: figure(replica, "snapshot_server_bytes", kind="used") not in used, "it to be asked again")
+
+
 async def test_with_one_server_there_is_one_copy_and_it_is_said_why(
     api: MemoryApi, clock: Clock, servers: Servers
 ) -> None:
@@ -291,6 +365,7 @@ async def test_a_replica_finds_what_was_left_while_nobody_looked_and_leaves_the_
         (placement,) = await placements(replica.subscribe(0, takes_snapshots=True))
         servers.put(placement, "node-1", "7/0/0/done")
     monkeypatch.setattr(snapshot_holdings, "DROPPED_AFTER_S", 0.3)
+    monkeypatch.setattr(snapshot_holdings, "WORKLOADS_A_LOOK", 1)
     async with operator(api, clock, servers, name="two") as replica:
         (placement,) = await placements(replica.subscribe(0, takes_snapshots=True))
         await frames(replica.core.subscribers.all()[0])
@@ -335,6 +410,10 @@ def condition(api: MemoryApi) -> tuple[str, str, str]:
 
 def figure(replica: Replica, name: str, **labels: str) -> float | None:
     return replica.metrics.registry.get_sample_value(f"gracepoint_{name}", labels)
+
+
+def capacity(replica: Replica) -> float | None:
+    return figure(replica, "snapshot_server_bytes", kind="capacity")
 
 
 async def test_what_process_0_reports_is_in_the_policys_status_the_metrics_and_events_and_gets_old(
