@@ -179,8 +179,9 @@ class LocalCluster(Cluster):
         node = self._node(name)
         if node.sandbox.pid is not None:
             raise ClusterError(f"{name} is running")
-        node.remove()
+        # First, as that says when the old machine ended. To remove what it has written may take seconds.
         self.kubectl("delete", "node", name, "--ignore-not-found")
+        node.remove()
         self._start_node(node, self._worker_images())
         self._wait_ready([name], timeout_s)
 

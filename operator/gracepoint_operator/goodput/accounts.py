@@ -283,7 +283,7 @@ class GoodputLedger:
         """For how long a life computed what the next one computes again. 0 while that is not known."""
         if not life.has_trained or (after.restored_ms is None and not after.has_trained):
             return 0
-        return life.lost_ms(after.first_step, life.began_ms, after.pace_ms)
+        return life.lost_ms(after.first_step, life.began_ms, after)
 
     def _number_of(self, times: ProcessTimes) -> int | None:
         """The place of the life that a process speaks of. None if it is settled, or not known yet."""

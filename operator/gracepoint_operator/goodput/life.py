@@ -104,6 +104,8 @@ _END_MS = 1000
 _LEAVES_MS = 10_000
 #: From fewer saves, the time between two of them cannot be estimated.
 _FEW_SAVES = 2
+#: A life that had trained for longer than so many times that time after a save would have saved once more.
+_INTERVALS = 1.5
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -246,11 +248,10 @@ class Life:
 
         If it had trained for longer, it would have saved a later step: half as long again as between two saves.
         """
-        if self.trained_ms is None or self.saves < _FEW_SAVES or not self.marks or step <= self.first_step:
+        if self.trained_ms is None or self.save_interval_ms is None or step <= self.first_step:
             return None
-        every_ms = self.marks[-1].trained_ms / self.saves
         trained_ms = self._trained_until_ms(step, None)
-        return self.trained_ms + trained_ms + self.saving_ms + round(every_ms * 1.5)
+        return self.trained_ms + trained_ms + self.saving_ms + round(self.save_interval_ms * _INTERVALS)
 
     def state(self) -> Category:
         """Returns what the time goes into now."""
@@ -271,19 +272,27 @@ class Life:
             return None
         return newest.trained_ms / (newest.step - self.first_step)
 
-    def lost_ms(self, step: int, now_ms: int, pace_ms: float | None = None) -> int:
+    @property
+    def save_interval_ms(self) -> float | None:
+        """For how long it trains between two periodic saves. None while that is not known."""
+        return self.marks[-1].trained_ms / self.saves if self.marks and self.saves >= _FEW_SAVES else None
+
+    def lost_ms(self, step: int, now_ms: int, after: Life | None = None) -> int:
         """Returns for how long it trained after it had passed ``step``: what is lost if that step is restored.
 
-        Between two steps whose times are known, each step counts alike.
+        Between two steps whose times are known, each step counts alike. If this life did not report when it passed any
+        step, a step takes as long as in ``after``. Lives differ in that, so it is also bounded: by what a life trains
+        at most after a save until it has saved once more.
 
         Args:
             step: The step.
             now_ms: The time.
-            pace_ms: How long a step takes in another life of the gang, if that is known. Counts if this life did not
-                report when it passed any step.
+            after: The next life.
         """
         trained = self.spent(now_ms).get(Category.TRAINING, 0)
-        lost_ms = trained - self._trained_until_ms(step, pace_ms)
+        lost_ms = trained - self._trained_until_ms(step, None if after is None else after.pace_ms)
+        if self.pace_ms is None and after is not None and after.save_interval_ms is not None and step > self.first_step:
+            lost_ms = min(lost_ms, round(after.save_interval_ms * _INTERVALS))
         return lost_ms if lost_ms > _LEAST_MS else 0
 
     def _trained_until_ms(self, step: int, pace_ms: float | None) -> int:

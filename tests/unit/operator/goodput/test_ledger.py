@@ -186,6 +186,21 @@ def test_a_life_that_reported_no_step_counts_with_the_pace_of_the_next_one() -> 
     assert (ledger.all_losses, ledger.spent(78_000)[Category.RECOMPUTATION]) == (1, 30_000 - 20_000)
 
 
+def test_a_life_that_reported_no_step_lost_no_more_than_it_would_have_saved() -> None:
+    """The replica that had heard its steps was lost with its node, and the next life makes them twice as fast."""
+    killed = (
+        pods(0, 2000),
+        dataclasses.replace(says("a", 13_000), created_ms=2000),
+        pods(0, 2000, broke=50_000, gone=50_000),
+    )
+    told = dataclasses.replace(
+        says("b", 70_000, first_step=280, attempt=1, saves=3), created_ms=60_000, marks=(StepMark(340, 3000),)
+    )
+    spent = ledger_of(*killed, pods(1, 60_000), told).spent(81_000)
+    assert spent[Category.RECOMPUTATION] == 1500
+    assert total_ms(spent) == 81_000
+
+
 @pytest.mark.parametrize("ended", [35_400, 36_200], ids=["before by the kubelet", "after"])
 def test_a_process_that_says_it_leaves_has_not_ended(ended: int) -> None:
     spent = ledger_of(*FIRST[:2], pods(0, 2000, broke=ended, gone=ended)).spent(40_000)
