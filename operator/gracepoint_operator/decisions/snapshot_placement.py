@@ -45,7 +45,7 @@ class Usable:
         self.nodes = frozenset(nodes)
         known = [] if before is None else [entry for entry in before.ring if entry[1] in self.nodes]
         new = self.nodes if before is None else self.nodes - before.nodes
-        self.ring = sorted([*known, *((_digest("", node), node) for node in new)])
+        self.ring: list[tuple[bytes, str]] = sorted([*known, *((_digest("", node), node) for node in new)])
 
 
 def place(

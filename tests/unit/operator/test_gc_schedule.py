@@ -90,6 +90,27 @@ def test_a_collection_does_not_look_at_what_was_known_before() -> None:
 
 
 @pytest.mark.integration
+def test_pythons_own_collections_look_at_few_objects_once_the_cluster_is_known() -> None:
+    program = """
+        import gc
+        from gracepoint_operator import event_loop
+        event_loop.restrain()
+        event_loop.spare_what_is_known()
+        looked_at = []
+        def see(phase, about):
+            if phase == "start":
+                looked_at.append(sum(len(gc.get_objects(each)) for each in range(about["generation"] + 1)))
+        gc.callbacks.append(see)
+        kept = []
+        for index in range(30_000):
+            kept.append([index])
+        gc.callbacks.remove(see)
+        assert 5_000 < max(looked_at) < 15_000, looked_at
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)
+
+
+@pytest.mark.integration
 def test_garbage_in_cycles_is_found_though_it_was_spared_once() -> None:
     program = """
         import gc, weakref

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,17 @@ import pytest
 from gracepoint.deadline import Deadline
 from gracepoint.snapshots.snapshot_client import SnapshotClient
 from gracepoint.snapshots.snapshot_server import SnapshotFiles, SnapshotLimits, SnapshotServer
+from gracepoint.wire import names
 from gracepoint.wire.frames import Frame, SnapshotPlacement
 from gracepoint.wire.messages import SnapshotReport
 from gracepoint.wire.snapshot_requests import Right, read_capability
 from gracepoint_operator.channel.subscribers import Subscriber
+from gracepoint_operator.decisions import snapshot_placement
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.objects import SnapshotServerPod
-from gracepoint_operator.recording import snapshot_holdings
+from gracepoint_operator.recording import snapshot_holdings, trouble_recorder
 from gracepoint_operator.recording.snapshot_holdings import SnapshotHoldings, SnapshotSettings
+from gracepoint_operator.recording.trouble_recorder import SnapshotRecorder
 from gracepoint_operator.trust import bundle
 from gracepoint_operator.trust.bundle import CAPABILITY_S, CapabilityKey, capability_keys_text
 from gracepoint_operator.workloads import JOBSETS
@@ -33,7 +37,7 @@ from tests.ports import held_ports
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE, Clock
-from tests.unit.operator.fakes.replica import Replica, frames, started, until
+from tests.unit.operator.fakes.replica import Replica, frames, started, subscription, until
 
 pytestmark = pytest.mark.integration
 
@@ -252,8 +256,7 @@ async def test_servers_of_which_nothing_has_changed_are_not_looked_at(
         await placements(replica.subscribe(0, takes_snapshots=True))
         await until(lambda: capacity(replica) == 3 * 64 * MIB, "all to be asked")
         looked_at: list[str] = []
-        serves, look = SnapshotServerPod.serves.fget, SnapshotHoldings.look
-        assert serves is not None
+        serves, look = vars(SnapshotServerPod)["serves"].fget, SnapshotHoldings.look
         looks = 0
 
         def noted(server: SnapshotServerPod) -> bool:
@@ -446,6 +449,43 @@ async def test_what_process_0_reports_is_in_the_policys_status_the_metrics_and_e
             lambda: figure(replica, "snapshot_age_seconds", namespace=NAMESPACE, workload="train") is None,
             "the other replica to be told from now on",
         )
+
+
+async def test_the_ages_of_snapshots_are_looked_at_in_turns(
+    api: MemoryApi, clock: Clock, servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trouble_recorder, "REPORTS_A_LOOK", 1)
+    jobset, pod = objects.jobset(uid="uid-other"), objects.pod(5, on="node-2")
+    jobset["metadata"]["name"] = "other"
+    pod["metadata"]["labels"] |= {names.JOBSET_LABEL_UID: "uid-other", names.JOBSET_LABEL_NAME: "other"}
+    api.add(JOBSETS, jobset)
+    api.add(kinds.PODS, pod)
+    async with operator(api, clock, servers) as replica:
+        replica.subscribe(0, takes_snapshots=True)
+        replica.core.subscribers.add(dataclasses.replace(subscription(5), workload_uid="uid-other"))
+        pods = replica.core.cache.objects.pods
+        await replica.core.reports.take(pods["uid-pod-0-0"], report(100))
+        await replica.core.reports.take(
+            pods["uid-pod-5-0"], report(100, pod_uid="uid-pod-5-0", workload_uid="uid-other")
+        )
+        seen: list[int] = []
+        look, snapshots_of = SnapshotRecorder.look, snapshot_placement.snapshots_of
+
+        def counted(recorder: SnapshotRecorder, is_connected: Callable[[str, str], bool]) -> None:
+            seen.append(0)
+            look(recorder, is_connected)
+
+        def noted(*of: Any) -> Any:
+            seen[-1] += 1
+            return snapshots_of(*of)
+
+        monkeypatch.setattr(SnapshotRecorder, "look", counted)
+        monkeypatch.setattr(snapshot_placement, "snapshots_of", noted)
+        await until(lambda: len(seen) >= 5, "looks")
+        assert max(seen) == 1
+        clock.move(300)
+        late = partial(figure, replica, "snapshots_unsafe_workloads", reason="SnapshotsLate")
+        await until(lambda: late() == 2, "both to be late")
 
 
 async def test_without_snapshots_in_the_chart_nothing_is_watched_or_said(
