@@ -32,10 +32,10 @@ def cannot_mount() -> str | None:
 def small_disk(folder: Path, size_bytes: int, kind: Literal["ext4", "tmpfs"] = "ext4") -> Iterator[None]:
     """Mounts a new file system on ``folder``, which it makes."""
     folder.mkdir()
+    image = folder.with_name(f"{folder.name}.image")
     if kind == "tmpfs":
         _run("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "none", str(folder))
     else:
-        image = folder.with_name(f"{folder.name}.image")
         with image.open("wb") as file:
             os.truncate(file.fileno(), size_bytes)
         # All of it is for files: nothing is kept for root, and there is no journal.
@@ -45,6 +45,7 @@ def small_disk(folder: Path, size_bytes: int, kind: Literal["ext4", "tmpfs"] = "
         yield
     finally:
         _run("umount", "--lazy", str(folder))
+        image.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -27,9 +27,9 @@ from pathlib import Path
 from demo import install
 from demo.narrator import Narrator
 from tests import testcluster
-from tests.replay import report, results, trace
+from tests.replay import report, results, trace, volume
 from tests.replay.kinds import KINDS
-from tests.replay.runner import SETTINGS, Replay
+from tests.replay.runner import SETTINGS, Replay, checkpoints_of
 from tests.replay.trace import Fault
 from tests.testcluster.api import Cluster, ClusterError
 from tests.testcluster.providers import CONTEXT_VARIABLE
@@ -98,7 +98,7 @@ def run(
     while left and time.monotonic() < until_s:
         happened: set[Fault] = set()
         try:
-            with _cluster(context) as cluster:
+            with _cluster(context) as cluster, volume.mounted(cluster, checkpoints_of(cluster)):
                 images = install.build_images(cluster, say)
                 install.install_operator(cluster, images.operator, SETTINGS)
                 replay = Replay(cluster, images, nodes=tuple(nodes) or cluster.nodes, say=say, folder=folder)

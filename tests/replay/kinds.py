@@ -25,7 +25,7 @@ from gracepoint.wire.messages import Phase
 from gracepoint_operator.trust.bundle import OVERLAP_S, Bundle, OwnCertificates, Pair, issue
 from tests.cluster import asking, machine, operator
 from tests.metadata.servers import GceServer
-from tests.replay import account, trace, trainer
+from tests.replay import account, trace, trainer, volume
 from tests.testcluster.api import Cluster
 from tests.testcluster.shell import wait_until
 
@@ -45,6 +45,7 @@ _DRAIN_S = 300
 #: How long something is away.
 _DOWN_S = 3.0
 _AWAY_S = 10.0
+_SLOW_S = 20
 #: Less than the time in which a process takes another one for dead.
 _FROZEN_S = 5.0
 _PARTED_S = 3.0
@@ -769,7 +770,8 @@ def _out_of_memory(scene: Scene) -> Iterator[None]:
     yield
 
 
-# What nobody announces, and training outlives.
+# What nobody announces, and training outlives. No clock jumps: a container has the machine's, as a time namespace has
+# offsets of the monotonic clocks alone.
 
 
 @_kind("process-frozen", announced=False, then=Then.GOES_ON, workloads=BOTH, own_cluster=True)
@@ -976,6 +978,21 @@ def _storage_read_only(scene: Scene) -> Iterator[None]:
         time.sleep(_AWAY_S)
     finally:
         scene.run.checkpoints.chmod(0o777)
+    yield
+
+
+@_kind("storage-full", announced=False, then=Then.GOES_ON, workloads=BOTH, own_cluster=True)
+def _storage_full(scene: Scene) -> Iterator[None]:
+    """The volume of the checkpoints has no room for ten seconds, in which saves are due."""
+    with volume.filled(scene.run.checkpoints.parent):
+        time.sleep(_AWAY_S)
+    yield
+
+
+@_kind("storage-slow", announced=False, then=Then.GOES_ON, workloads=BOTH, own_cluster=True)
+def _storage_slow(scene: Scene) -> Iterator[None]:
+    """The volume of the checkpoints takes writes in a tenth of the time alone, for twenty seconds."""
+    volume.slow(scene.run.checkpoints.parent, _SLOW_S)
     yield
 
 

@@ -599,6 +599,11 @@ class Replay:
             self._say(f"  BROKEN: {problem}")
 
 
+def checkpoints_of(cluster: Cluster) -> Path:
+    """The folder in which all jobs have their checkpoints, on this machine."""
+    return cluster.shared_dir / "checkpoints" / NAMESPACE
+
+
 def _of_many_restarts(workload: Json) -> None:
     """A program is to blame far more often than on any cluster."""
     if workload["kind"] == JOBSET.kind:

@@ -115,6 +115,9 @@ def remove(record: Record) -> None:
         except ClusterError:
             run(["ip", "link", "delete", device.name])
     cgroups.remove(record.cgroup)
+    for mount in Path("/proc/self/mounts").read_text().splitlines():
+        if (place := mount.split()[1]).startswith(f"{record.folder}/"):  # of a test that was killed
+            run(["umount", "--lazy", place], check=False)
     shutil.rmtree(record.folder, ignore_errors=True)
     if record.folder.exists():
         raise ClusterError(f"cannot remove {record.folder}")
