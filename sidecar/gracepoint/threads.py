@@ -10,7 +10,7 @@ all have ended. A lock is left held if an exception comes right after it was tak
 and a wait only sleeps on one.
 
 A ``threading.Event`` or a ``Future`` that such an exception leaves can stay locked, and whoever sets it then hangs. So
-the main thread waits for other threads by an ``Ending``: one thread ends it, once, and any thread may ask and wait.
+saves, asynchronous calls, compilations and connections end by an ``Ending``, for which any thread may ask and wait.
 
 A ``BackgroundThread`` runs functions in the background, one at a time, each on a separate ``DaemonThread``. One thread
 owns it and starts functions. The thread of a function ends with the function: an exception that leaves the owner's
@@ -31,10 +31,12 @@ from __future__ import annotations
 import collections
 import functools
 import logging
+import math
 import os
 import queue
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
@@ -95,7 +97,7 @@ def ask_in_thread(ask: Callable[[], T], name: str, timeout_s: float) -> T:
 
     Raises:
         Exception: What ``ask`` raises.
-        RuntimeError: There is no thread for it: the system has none, or the interpreter ends.
+        NoThread: The system has none for it, or the interpreter ends.
         TimeoutError: There was no answer in time.
     """
     answers = queue.SimpleQueue[Callable[[], T]]()
@@ -120,6 +122,14 @@ def _raise(error: Exception) -> NoReturn:
     raise error
 
 
+# A wait looks again so often: an interruption may have left the lock held that it sleeps on.
+_SLEEPS_S = 0.5
+
+
+class NoThread(RuntimeError):
+    """The system has no thread, or the interpreter ends: the thread does not run."""
+
+
 class Ending:
     """How something ended that another thread does: a ``Future`` without a value, which no interruption locks."""
 
@@ -127,14 +137,15 @@ class Ending:
         self._error: Exception | None = None
         self._ended = False
         self._callbacks: collections.deque[Callable[[], object]] = collections.deque()
-        self._running = threading.Lock()  # held until the end
+        self._running = threading.Lock()  # held until the end; only slept on
         self._running.acquire()
 
     def end(self, error: Exception | None = None) -> None:
-        """Says that it has ended, well if there is no ``error``. One thread calls this, once."""
-        self._error = error
-        self._ended = True
-        self._running.release()
+        """Says that it has ended, well if there is no ``error``. Once it has ended, this changes nothing."""
+        if not self._ended:
+            self._error = error
+            self._ended = True
+            self._wake()
         self._call()
 
     @property
@@ -148,16 +159,27 @@ class Ending:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits for the end, for ``timeout_s`` seconds at most. None: without a limit. Returns whether it has ended."""
-        limit_s = threading.TIMEOUT_MAX if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
-        if not self._ended and self._running.acquire(timeout=limit_s):
-            self._running.release()
+        until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not self._ended and (left_s := until_s - time.monotonic()) > 0:
+            if self._running.acquire(timeout=min(left_s, _SLEEPS_S)):
+                self._wake()
         return self._ended
 
     def then(self, function: Callable[[], object]) -> None:
-        """Has ``function`` called at the end, by the thread that ends it. If it has ended: now, by this thread."""
+        """Has ``function`` called at the end, by the thread that ends it. If it has ended: now, by this thread.
+
+        An error of the function is logged.
+        """
         self._callbacks.append(function)
         if self._ended:
             self._call()
+
+    def _wake(self) -> None:
+        """Lets the next one go on that sleeps."""
+        try:  # noqa: SIM105 - an interruption may come between any two calls
+            self._running.release()
+        except RuntimeError:
+            pass  # another thread has released it
 
     def _call(self) -> None:
         while True:
@@ -165,21 +187,29 @@ class Ending:
                 function = self._callbacks.popleft()  # each is called once
             except IndexError:
                 return
-            function()
+            try:
+                function()
+            except Exception:
+                logger.exception("what was to be done at the end of a call has failed")
 
 
 def start_thread(thread: threading.Thread) -> None:
     """Starts a thread.
 
+    An exception of a signal handler may leave Python's own ``start`` as RuntimeError, from the lock of its wait, and
+    the thread runs. Such an exception leaves this function as it came.
+
     Raises:
-        RuntimeError: The system has no thread, or the interpreter ends: it does not run. An exception of a signal
-            handler may leave Python's own ``start`` as RuntimeError, from the lock of its wait, and the thread runs.
-            Such an exception leaves this function as it came.
+        NoThread: It does not run.
     """
     handled = sys.exception()
     try:
         thread.start()
     except RuntimeError as error:
+        if type(error) is not RuntimeError:
+            raise  # of a signal handler
+        if "new thread" in str(error):
+            raise NoThread(str(error)) from error
         came = error.__context__
         if came is None or came is handled:
             raise
@@ -213,7 +243,7 @@ class DaemonThread:
         """Starts the thread. If this raises, the thread never runs, or runs to its end: ``ended`` says which.
 
         Raises:
-            RuntimeError: The system has no thread, or the interpreter ends.
+            NoThread: The system has no thread, or the interpreter ends.
         """
         try:
             start_thread(self._thread)
@@ -275,7 +305,7 @@ class BackgroundThread:
         If an exception of a signal handler leaves this, the function may run: ``busy`` knows.
 
         Raises:
-            RuntimeError: No thread can be started, or the interpreter ends.
+            NoThread: The system has none, or the interpreter ends.
         """
         assert not self.busy
 

@@ -13,7 +13,7 @@ import pytest
 import gracepoint
 from gracepoint import threads
 from gracepoint.errors import SaveFailed
-from gracepoint.threads import BackgroundThread, DaemonThread, Ending, ask_in_thread
+from gracepoint.threads import BackgroundThread, DaemonThread, Ending, NoThread, ask_in_thread
 from tests.forked import forked
 from tests.interrupts import Interrupted, interrupt, interrupt_at, leave_unlocked
 from tests.waiting import until
@@ -128,8 +128,27 @@ def test_a_start_that_the_system_refuses_raises_so_whatever_is_handled(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(RuntimeError, match="can't start new thread"):
+    with pytest.raises(NoThread, match="can't start new thread"):
         start_while_handling(DaemonThread(Work(), _NAME), handled)
+
+
+def test_a_time_limit_that_is_a_runtime_error_is_not_taken_for_a_system_without_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Limit(RuntimeError):
+        pass
+
+    def out_of_time(event: threading.Event, timeout: float | None = None) -> bool:
+        raise Limit
+
+    work = Work()
+    thread = DaemonThread(work, _NAME)
+    monkeypatch.setattr(threading.Event, "wait", out_of_time)
+    with pytest.raises(Limit):
+        thread.start()
+    monkeypatch.undo()
+    work.may_go_on.set()
+    assert thread.wait(_TIMEOUT_S)
 
 
 def start_while_handling(thread: DaemonThread, handled: Exception | None) -> None:
@@ -156,6 +175,40 @@ def test_whoever_ends_what_the_main_thread_waits_for_never_hangs_however_often_t
         ending.then(functools.partial(called.append, -number))
         assert called == [number, -number]
     assert interrupts > 100
+
+
+def test_wherever_a_wait_for_an_end_is_interrupted_all_others_learn_of_the_end() -> None:
+    for number in itertools.count():
+        ending = Ending()
+        waits = DaemonThread(ending.wait, _NAME)
+        waits.start()
+        ends = threading.Timer(0.02, ending.end)
+        ends.start()
+        reached = interrupt_at(ending.wait, number, [threads])
+        assert waits.wait(_TIMEOUT_S), f"bytecode {number}"
+        ends.join(_TIMEOUT_S)
+        if not reached:
+            break
+    assert number > 20
+
+
+def test_an_end_that_is_said_again_changes_nothing() -> None:
+    ending, called = Ending(), list[str]()
+    ending.then(functools.partial(called.append, "once"))
+    ending.end(SaveFailed("first"))
+    ending.end()
+    assert str(ending.error) == "first"
+    assert called == ["once"]
+    assert ending.wait(0.0)
+
+
+def test_an_error_of_what_is_done_at_an_end_is_logged_and_the_rest_is_done(caplog: pytest.LogCaptureFixture) -> None:
+    ending, called = Ending(), list[str]()
+    ending.then(functools.partial(_fail, SaveFailed("of a callback")))
+    ending.then(functools.partial(called.append, "the rest"))
+    ending.end()
+    assert called == ["the rest"]
+    assert "of a callback" in caplog.text
 
 
 def test_an_error_of_the_function_ends_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +241,8 @@ MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 _ENTERED_IN_PYTHON = {"BoundedSemaphore", "Condition", "Semaphore"}
 #: Locks that are taken by ``acquire`` without a ``finally`` around it, and why that is no harm.
 _TAKEN_OTHERWISE = {
-    "threads.py": ["self._running"],  # held by whoever makes the ``Ending``, until the end
+    # Held by whoever makes the ``Ending``, until the end. And the function that finds out whether a thread runs.
+    "threads.py": ["self._running", "thread.start(): catch NoThread"],
     "checkpoint/storage/objects/persistence.py": ["self._slots"],  # not in the main thread; a slot, not a lock
     "checkpoint/storage/objects/requests.py": ["self._slots"],  # a slot that is lost is one helper less
 }
@@ -200,7 +254,6 @@ class LeftHeld(ast.NodeVisitor):
     def __init__(self, tree: ast.Module) -> None:
         self.found: list[str] = []
         self._entered_in_python: set[str] = set()
-        self._threads: set[str] = set()
         self._released: list[str] = []
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
@@ -210,14 +263,20 @@ class LeftHeld(ast.NodeVisitor):
     def _find_made(self, node: ast.Assign | ast.AnnAssign) -> None:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         for target, value in _pairs(targets[0], node.value):
-            if _is_thread(value):
-                self._threads.add(_name(target))
             if isinstance(value, ast.Call) and _name(value.func) in _ENTERED_IN_PYTHON:
                 self._entered_in_python.add(_name(target))
                 if _name(value.func) == "Condition" and not value.args:
                     self.found.append(f"{ast.unparse(target)} has a lock without a name, which no `with` can take")
 
+    def _find_starts(self, node: ast.With | ast.Try) -> None:
+        for statement in node.body:
+            for call in ast.walk(statement):
+                if isinstance(call, ast.Call) and _name(call.func) in ("start", "start_thread"):
+                    self.found.append(f"{ast.unparse(call)}: catch NoThread")
+
     def visit_With(self, node: ast.With) -> None:
+        if any("suppress(RuntimeError" in ast.unparse(item.context_expr) for item in node.items):
+            self._find_starts(node)
         for item in node.items:
             if _name(item.context_expr) in self._entered_in_python:
                 self.found.append(f"with {ast.unparse(item.context_expr)}: enter its lock instead")
@@ -225,15 +284,7 @@ class LeftHeld(ast.NodeVisitor):
 
     def visit_Try(self, node: ast.Try) -> None:
         if any("RuntimeError" in ast.unparse(each.type) for each in node.handlers if each.type is not None):
-            self.found += [
-                f"{ast.unparse(call)}: an interruption may leave it as RuntimeError. Use start_thread"
-                for statement in node.body
-                for call in ast.walk(statement)
-                if isinstance(call, ast.Call)
-                and isinstance(call.func, ast.Attribute)
-                and call.func.attr == "start"
-                and (_is_thread(call.func.value) or _name(call.func.value) in self._threads)
-            ]
+            self._find_starts(node)
         releases = [
             ast.unparse(call.func.value)
             for statement in node.finalbody
@@ -263,10 +314,6 @@ def _pairs(target: ast.expr, value: ast.expr | None) -> list[tuple[ast.expr, ast
     return [(target, value)]
 
 
-def _is_thread(node: ast.expr | None) -> bool:
-    return isinstance(node, ast.Call) and _name(node.func) == "Thread"
-
-
 def _name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
@@ -290,6 +337,8 @@ def test_no_lock_is_taken_so_that_an_interruption_leaves_it_held(module: Path) -
         "lock.__enter__()",
         "a = threading.Thread(target=f)\ntry:\n    a.start()\nexcept RuntimeError:\n    pass",
         "try:\n    threading.Thread(target=f).start()\nexcept (OSError, RuntimeError) as error:\n    pass",
+        "a = DaemonThread(f, name)\ntry:\n    a.start()\nexcept RuntimeError:\n    pass",
+        "with contextlib.suppress(RuntimeError):\n    start_thread(a)",
         "concurrent.futures.wait([ended], timeout=1)",
     ],
 )
@@ -302,8 +351,8 @@ def test_the_search_finds_locks_that_an_interruption_leaves_held(source: str) ->
     [
         "self._changed = threading.Condition(self._lock)\nwith self._lock:\n    self._changed.wait()",
         "try:\n    lock.acquire(timeout=1)\nfinally:\n    lock.release()",
-        "a = threading.Thread(target=f)\ntry:\n    start_thread(a)\nexcept RuntimeError:\n    pass",
-        "a = DaemonThread(f, name)\ntry:\n    a.start()\nexcept RuntimeError:\n    pass",
+        "a = threading.Thread(target=f)\ntry:\n    start_thread(a)\nexcept NoThread:\n    pass",
+        "with contextlib.suppress(NoThread):\n    a.start()",
     ],
 )
 def test_the_search_accepts_locks_that_no_interruption_leaves_held(source: str) -> None:

@@ -13,12 +13,14 @@ out-of-band buffers of pickle protocol 5 (PEP 574).
 from gracepoint.async_calls.caller import AsyncCaller, AsyncRequest, ThreadAsyncCaller, gc_paused
 from gracepoint.async_calls.queue import AsyncCallsQueue, PersistentAsyncCaller, TemporalAsyncCaller
 from gracepoint.errors import AsyncCallFailed
+from gracepoint.threads import Ending
 
 __all__ = [
     "AsyncCallFailed",
     "AsyncCaller",
     "AsyncCallsQueue",
     "AsyncRequest",
+    "Ending",
     "PersistentAsyncCaller",
     "TemporalAsyncCaller",
     "ThreadAsyncCaller",

@@ -44,7 +44,7 @@ from gracepoint import machine
 from gracepoint.async_calls.worker_process import CallFailed
 from gracepoint.errors import AsyncCallFailed, BarrierError, GracepointError
 from gracepoint.process_group import PlansAhead, ProcessGroup, SingleProcess
-from gracepoint.threads import DaemonThread, Ending, check_not_forked, start_thread
+from gracepoint.threads import DaemonThread, Ending, NoThread, check_not_forked, start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class CallCompletion:
             self._meeting = thread = DaemonThread(self._meet, "gracepoint-async-ends")
         try:
             thread.start()
-        except RuntimeError as error:
+        except NoThread as error:
             with self._lock:  # the next call is the first one again
                 self._waiting.pop()
             self._tell_others(index, error)

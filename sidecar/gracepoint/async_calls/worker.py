@@ -37,6 +37,7 @@ from pathlib import Path
 
 from gracepoint import machine
 from gracepoint.async_calls.handover import unpack
+from gracepoint.threads import NoThread, start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -113,8 +114,8 @@ class SessionNiceness:
                 self._tries = _TRIES
             elif not self._is_set():
                 thread = threading.Thread(target=self._try_again, name="gracepoint: niceness", daemon=True)
-                with contextlib.suppress(RuntimeError):  # the system has no thread, or the interpreter ends
-                    thread.start()
+                with contextlib.suppress(NoThread):
+                    start_thread(thread)
                     self._tries = _TRIES
 
     def _try_again(self) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from gracepoint.async_calls.handover import Block, BlockPool
 from gracepoint.async_calls.worker import ANSWER, ANSWER_BYTES, CALL
 from gracepoint.errors import GracepointError, SettingsError
-from gracepoint.threads import Ending, forget_in_child, start_thread
+from gracepoint.threads import Ending, NoThread, forget_in_child, start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -91,15 +91,18 @@ class WorkerProcess:
             "by_keeper": keeper is not None,
         }
         self._connection.send(json.dumps(options).encode())
+        forget_in_child(self, WorkerProcess._forget)
         try:
             start_thread(threading.Thread(target=self._read_answers, name="gracepoint-async-worker", daemon=True))
-        except RuntimeError as error:
+        except NoThread as error:
             self.kill()
             if self._process is not None:
                 self.wait(_END_S)
             self._connection.close()
             raise OSError(f"no thread reads the answers of {self.name}: {error}") from error
-        forget_in_child(self, WorkerProcess._forget)
+        except BaseException:
+            self.kill()  # nobody will know of it
+            raise
 
     @property
     def process_id(self) -> int:

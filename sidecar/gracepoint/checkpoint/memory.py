@@ -42,7 +42,7 @@ from gracepoint.async_calls.handover import Block
 from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, GracepointError, SaveFailed
 from gracepoint.process_group import ProcessGroup
-from gracepoint.threads import DaemonThread
+from gracepoint.threads import DaemonThread, NoThread
 
 logger = logging.getLogger(__name__)
 
@@ -227,7 +227,7 @@ class Copies:
         self._threads.append(thread)  # before the start, which may be interrupted
         try:
             thread.start()
-        except RuntimeError as error:  # a limit on threads, or no memory for their stacks
+        except NoThread as error:  # a limit on threads, or no memory for their stacks
             self._threads.pop()
             started = len(self._threads)
             logger.warning("values are copied in %d threads and not %d: %s", started + 1, self._helpers + 1, error)

@@ -35,6 +35,7 @@ from collections.abc import Callable
 from gracepoint import machine, trace
 from gracepoint.errors import GracepointError
 from gracepoint.multihost import KeyValueStore
+from gracepoint.threads import NoThread, start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -212,8 +213,8 @@ class ProcessExit:
 
         # In a separate thread: a thread that is stuck may hold the lock of a stream or of a log handler.
         speaker = threading.Thread(target=last_words, name="gracepoint-last-words", daemon=True)
-        with contextlib.suppress(RuntimeError):  # too late in the interpreter's life for a thread
-            speaker.start()
+        with contextlib.suppress(NoThread):
+            start_thread(speaker)
             speaker.join(_LAST_WORDS_S)
         self._end(code)
 

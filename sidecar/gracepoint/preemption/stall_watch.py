@@ -54,7 +54,7 @@ from gracepoint.preemption.trainer_watch import SharedHeartbeat
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from gracepoint.receivers import Mailbox, Operator
 from gracepoint.settings import Settings
-from gracepoint.threads import ask_in_thread
+from gracepoint.threads import NoThread, ask_in_thread, start_thread
 from gracepoint.wire.names import STALL_RESTART, STALLED_EXIT_CODE
 
 if TYPE_CHECKING:
@@ -515,8 +515,8 @@ class StragglerSearch:
                 answers.put("")
                 logger.exception("could not find out which process holds up the others error=%s", error)
 
-        with contextlib.suppress(RuntimeError):  # too late in the interpreter's life for a thread
-            threading.Thread(target=find, name="gracepoint-suspects", daemon=True).start()
+        with contextlib.suppress(NoThread):
+            start_thread(threading.Thread(target=find, name="gracepoint-suspects", daemon=True))
 
         def answer() -> str:
             try:

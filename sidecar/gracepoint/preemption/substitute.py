@@ -34,7 +34,7 @@ from gracepoint.errors import GracepointError
 from gracepoint.multihost import KeyExists, KeyTimeout, KeyValueStore
 from gracepoint.multihost.store import Pods, named
 from gracepoint.preemption.forecast import TimeBudget
-from gracepoint.threads import start_thread
+from gracepoint.threads import DaemonThread, NoThread, start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Substitute:
         self._question: _Question | None = None
         self._answering: tuple[threading.Thread, threading.Event, str] | None = None
         self._ended: int | None = None  # the last epoch of which this process has reported the end
-        self._reporting: threading.Thread | None = None
+        self._reporting: DaemonThread | None = None
 
     # Process 0.
 
@@ -111,7 +111,7 @@ class Substitute:
         thread = threading.Thread(target=self._answer, args=(epoch, closing), name="gracepoint-answers", daemon=True)
         try:
             start_thread(thread)
-        except RuntimeError as error:  # a limit on threads: the save, and the report of its end, need none of them
+        except NoThread as error:  # a limit on threads: the save, and the report of its end, need none of them
             logger.warning("process 0 will not answer if the others ask whether it runs error=%s", error)
         else:
             self._answering = (thread, closing, folder)
@@ -189,10 +189,12 @@ class Substitute:
             if question is None or question.epoch != epoch:
                 limit_s = self._limit_s()
                 self._question = question = _Question(epoch, limit_s, time.monotonic() + limit_s)
-                with contextlib.suppress(RuntimeError):  # too late in the interpreter's life for a thread
-                    threading.Thread(
-                        target=self._ask, args=(question,), name="gracepoint-asks-primary", daemon=True
-                    ).start()
+                with contextlib.suppress(NoThread):
+                    start_thread(
+                        threading.Thread(
+                            target=self._ask, args=(question,), name="gracepoint-asks-primary", daemon=True
+                        )
+                    )
             return question
 
     def _limit_s(self) -> float:
@@ -246,15 +248,14 @@ class Substitute:
                 send(reason)
 
         if (self.is_primary or self.asks) and epoch >= 0:
-            with contextlib.suppress(RuntimeError):  # too late in the interpreter's life for a thread
-                thread = threading.Thread(target=report, name="gracepoint-substitute", daemon=True)
-                thread.start()
-                self._reporting = thread
+            with contextlib.suppress(NoThread):
+                self._reporting = DaemonThread(report, "gracepoint-substitute")
+                self._reporting.start()
 
     def wait(self, timeout_s: float) -> None:
         """Waits until ``send`` has been called, if it is to be called."""
         if self._reporting is not None:
-            self._reporting.join(max(0.0, timeout_s))
+            self._reporting.wait(timeout_s)
 
 
 def _folder(epoch: int) -> str:

@@ -37,7 +37,7 @@ from gracepoint.receivers import Receiver
 from gracepoint.session.compilation import ProgramWatch, keep_programs
 from gracepoint.session.session import Session, check_none_is_open, not_joined_if_away
 from gracepoint.settings import VARIABLES, Settings
-from gracepoint.threads import start_thread
+from gracepoint.threads import NoThread, start_thread
 from gracepoint.wire.names import DEFAULT_AUTO_S, SAVE_AUTO, Env
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def begin(settings: Settings) -> threading.Thread | None:
     thread = threading.Thread(target=_load, args=(settings,), name="gracepoint-preload", daemon=True)
     try:
         start_thread(thread)
-    except RuntimeError as error:  # the system has no more threads
+    except NoThread as error:  # the system has no more threads
         logger.info("nothing is loaded ahead error=%s", error)
         return None
     return thread

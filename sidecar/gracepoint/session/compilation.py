@@ -31,7 +31,7 @@ from gracepoint import trace
 from gracepoint.arguments import shown
 from gracepoint.errors import SettingsError
 from gracepoint.multihost import global_state
-from gracepoint.threads import DaemonThread, Ending, start_thread
+from gracepoint.threads import DaemonThread, Ending, NoThread, start_thread
 from gracepoint.wire.names import COMPILATION_CACHE_OFF, COMPILATION_CACHE_ON, PROGRAMS_FOLDER
 
 _PREFIX = "/jax/core/compile/"
@@ -272,9 +272,9 @@ class Compilations:
         """
         with self._lock:
             self._closed = True
-            for job in self._waiting:
-                job.done.end()
-            self._waiting.clear()
+            while self._waiting:  # ended first: nothing is left to wait for, if this is interrupted
+                self._waiting[0].done.end()
+                self._waiting.popleft()
             thread = self._thread
         if thread is None:
             return
@@ -292,7 +292,7 @@ class Compilations:
             self._thread = DaemonThread(self._run, "gracepoint-compile")
             try:
                 self._thread.start()
-            except RuntimeError as error:  # the system has no more threads
+            except NoThread as error:  # the system has no more threads
                 self._thread = None
                 logger.warning("no thread could be started: the call compiles function=%s: %s", job.name, error)
                 self._waiting.remove(job)
@@ -331,7 +331,7 @@ def _is_set_as_in_a_new_thread() -> bool:
     looking = threading.Thread(target=look, name="gracepoint-compile-looks", daemon=True)
     try:
         start_thread(looking)
-    except RuntimeError:  # the system has no more threads
+    except NoThread:  # the system has no more threads
         return False
     looking.join()
     return contexts[0] is not None and contexts[0] == contexts[1]

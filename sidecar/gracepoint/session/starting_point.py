@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gracepoint.arguments import shown
 from gracepoint.elastic import ElasticData, same_in_all
 from gracepoint.errors import CheckpointMismatch, HostStateLost, SettingsError
-from gracepoint.threads import start_thread
+from gracepoint.threads import NoThread, start_thread
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint.engine import StepCheckpointer
@@ -233,7 +233,7 @@ def _asked(name: str, get: Callable[[], Any], limit_s: float) -> Any:
         asking = threading.Thread(target=lambda: answers.put(ask()), name=f"gracepoint: host_state {name}", daemon=True)
         start_thread(asking)
         answer = answers.get(timeout=limit_s)
-    except RuntimeError:  # the system has no more threads
+    except NoThread:  # the system has no more threads
         answer = ask()
     except queue.Empty:
         return HostStateLost(f"the function that gets it did not return within {limit_s:.1f} s")

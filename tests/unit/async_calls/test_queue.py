@@ -318,7 +318,7 @@ def test_a_gang_continues_after_a_call_whose_end_no_thread_awaits(monkeypatch: p
 
     refuse(monkeypatch, "gracepoint-async-ends")
     (refused, first), (told, second) = in_gang(2, train)
-    assert refused == "RuntimeError: can't start new thread"
+    assert refused == "NoThread: can't start new thread"
     assert told.startswith("AsyncCallFailed: ")
     assert "can't start new thread" in told
     assert first == second == [1]

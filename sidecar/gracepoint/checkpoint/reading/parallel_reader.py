@@ -31,7 +31,7 @@ from gracepoint.checkpoint.format.array_spec import Index
 from gracepoint.checkpoint.memory import JAX_ALIGNMENT_BYTES, aligned_empty, padded
 from gracepoint.checkpoint.reading.stored_arrays import ArraySource
 from gracepoint.deadline import Deadline
-from gracepoint.threads import start_thread
+from gracepoint.threads import NoThread, start_thread
 
 #: Values by region.
 Values = dict[Index, npt.NDArray[Any]]
@@ -405,7 +405,7 @@ class _Threads:
         thread = threading.Thread(target=self._run, name="gracepoint: reading", daemon=True)
         try:
             start_thread(thread)
-        except RuntimeError as error:  # a limit on threads, or no memory for their stacks
+        except NoThread as error:  # a limit on threads, or no memory for their stacks
             logger.warning("a restore reads in %d threads and not %d: %s", len(self._threads), self._count, error)
             self._count = len(self._threads)
         else:

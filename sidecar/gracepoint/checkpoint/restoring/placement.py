@@ -48,7 +48,7 @@ from gracepoint.deadline import Deadline
 from gracepoint.errors import BarrierError, CheckpointError, InvalidSharding, from_word, to_word
 from gracepoint.jax_isolation import isolated, jit, setting
 from gracepoint.process_group import ProcessGroup
-from gracepoint.threads import start_thread
+from gracepoint.threads import NoThread, start_thread
 
 
 @dataclasses.dataclass(frozen=True)
@@ -340,7 +340,7 @@ class Sums:
         )
         try:
             start_thread(self._thread)
-        except RuntimeError:  # the system has no more threads: each is compiled when it is used
+        except NoThread:  # the system has no more threads: each is compiled when it is used
             self._thread = None
 
     def wait(self, deadline: Deadline) -> None:

@@ -48,7 +48,7 @@ from gracepoint.checkpoint.planning.chunks import Shard, WritePlan, local_shard
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
 from gracepoint.jax_isolation import isolated, jit, to_numpy
-from gracepoint.threads import DaemonThread
+from gracepoint.threads import DaemonThread, NoThread
 
 # Arrays up to this size may be copied: the cost does not matter.
 _SMALL_BYTES = 1 << 20
@@ -390,7 +390,7 @@ class _Merging(Generic[T]):
         for number, thread in enumerate(self._threads):
             try:
                 thread.start()
-            except RuntimeError as error:  # a limit on threads, or no memory for their stacks
+            except NoThread as error:  # a limit on threads, or no memory for their stacks
                 missing = len(self._threads) - number
                 logger.warning("values of %d devices are copied by one thread: %s", missing, error)
                 return number

@@ -41,7 +41,7 @@ from gracepoint.checkpoint.writing.pool import SaveSource
 from gracepoint.deadline import Deadline, NewestSnapshot
 from gracepoint.errors import BarrierFailed, SaveFailed
 from gracepoint.process_group import ProcessGroup, SaveProgress
-from gracepoint.threads import BackgroundThread, check_not_forked
+from gracepoint.threads import BackgroundThread, NoThread, check_not_forked
 
 logger = logging.getLogger(__name__)
 
@@ -228,7 +228,7 @@ class SaveExecutor:
             self.newest, self._told_hanging = newest, False
             try:
                 self._thread.start(name, run)
-            except RuntimeError as error:
+            except NoThread as error:
                 raise SaveFailed(f"{name} was not begun, as the system has no thread for it: {error}") from error
         metrics.tell_blocked(blocked_s, waited_s=waited_s, snapshot_s=snapshot_s)
 

@@ -22,7 +22,7 @@ from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import AgreementError, SettingsError
 from gracepoint.process_group import PlansAhead, ProcessGroup
-from gracepoint.threads import start_thread
+from gracepoint.threads import NoThread, start_thread
 
 _BLOCKS = 20
 _HASTENED_S = 60.0
@@ -474,7 +474,7 @@ class Throughput:
             thread = threading.Thread(target=self._write, args=[self.file], name="gracepoint: throughput", daemon=True)
             try:
                 start_thread(thread)
-            except RuntimeError as error:  # a limit on threads: the next save writes these figures, too
+            except NoThread as error:  # a limit on threads: the next save writes these figures, too
                 logger.warning("what a save took is not remembered: no thread writes %s (%s)", self.file, error)
             else:
                 self._thread = thread

@@ -34,7 +34,7 @@ from gracepoint.checkpoint.storage import undeleted
 from gracepoint.checkpoint.storage.storage_path import StoragePath, current_limit, ended_by, look_at
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed, SettingsError
-from gracepoint.threads import BackgroundThread, start_thread
+from gracepoint.threads import BackgroundThread, NoThread, start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -220,7 +220,7 @@ def reading(paths: Layout, step: int) -> Iterator[None]:
     if is_marked:
         try:
             start_thread(marking)
-        except RuntimeError:  # the system has no more threads
+        except NoThread:  # the system has no more threads
             is_marked = False
     if not is_marked:
         touch()
@@ -413,7 +413,7 @@ class StepCleaner:
             self._sweeper.wait(_ENDS_S)  # the previous sweeper has nothing more to do, but its thread may still run
             self._tell_error()
             self._sweeper.start("deletion of trash", functools.partial(self._sweep_all, first))
-        except (RuntimeError, SaveFailed) as error:  # for example at the interpreter's end: no reason to fail a save
+        except (NoThread, SaveFailed) as error:  # for example at the interpreter's end: no reason to fail a save
             logger.info("trash in %s is left to the next start: %s", self._paths.root, error)
             self._sweeps = False
             first()

@@ -35,7 +35,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, NewType, Protocol, Self, TypeVar
 
 from gracepoint.machine import LocalPath
-from gracepoint.threads import start_thread
+from gracepoint.threads import NoThread, start_thread
 
 if TYPE_CHECKING:
     from gracepoint.checkpoint.memory import ArrayBytes
@@ -610,7 +610,7 @@ def _read(work: _Work, count: int) -> None:
         helper = threading.Thread(target=help_, name=f"gracepoint: reads {number}", daemon=True)
         try:
             start_thread(helper)
-        except RuntimeError as error:
+        except NoThread as error:
             logger.debug("%d threads read small files: %s", number, error)
             break
         helpers.append(helper)

@@ -50,7 +50,7 @@ from gracepoint.checkpoint.storage.buffers import Buffer, Later, UnsyncedFile, c
 from gracepoint.checkpoint.storage.storage_path import StoragePath
 from gracepoint.deadline import Deadline
 from gracepoint.errors import SaveFailed
-from gracepoint.threads import start_thread
+from gracepoint.threads import NoThread, start_thread
 
 
 class ChunkSource(Protocol):
@@ -268,7 +268,7 @@ class IdlePriority:
         )
         try:
             start_thread(watching)
-        except RuntimeError as error:  # no thread could say that the save has become urgent
+        except NoThread as error:  # no thread could say that the save has become urgent
             logger.warning("the threads of a save do not give way to the training: %s", error)
             return False
         self._watching = watching
@@ -585,7 +585,7 @@ def _start(threads: list[threading.Thread], count: int, run: Callable[[], None],
         thread = threading.Thread(target=run, name=f"gracepoint: {action} {number}", daemon=True)
         try:
             start_thread(thread)
-        except RuntimeError as error:  # a limit on threads, or no memory for their stacks
+        except NoThread as error:  # a limit on threads, or no memory for their stacks
             logger.warning("a save %s files in %d threads and not %d: %s", action, number, count, error)
             return False
         threads.append(thread)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gracepoint_operator.goodput import accounts, pods_seen
 from gracepoint_operator.goodput.accounts import GoodputLedger
@@ -76,8 +74,7 @@ class TwoReplicas:
 
 @pytest.mark.long
 @pytest.mark.parametrize("restarts_whole", [True, False], ids=["jobset", "lone-job"])
-@given(seed=st.integers(0, 2**32))
-@settings(max_examples=4, deadline=None, derandomize=True)  # of 45 other seeds, one fails: by 0.2 s in one category
+@pytest.mark.parametrize("seed", range(4))  # of 45 other seeds, one fails: by 0.2 s in one category
 def test_the_ledger_agrees_with_the_job_within_one_percent(restarts_whole: bool, seed: int) -> None:
     random = Random(seed)
     replicas = TwoReplicas(random)

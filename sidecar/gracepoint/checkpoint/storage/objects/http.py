@@ -41,7 +41,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from gracepoint.checkpoint.memory import ArrayBytes
 from gracepoint.checkpoint.storage.buffers import BLOCK_BYTES, Buffer
 from gracepoint.checksum import crc32
-from gracepoint.threads import Ending, forget_in_child, start_thread
+from gracepoint.threads import Ending, NoThread, forget_in_child, start_thread
 
 #: Seconds without any progress after which a connection counts as dead.
 STALL_S = 10.0
@@ -180,7 +180,7 @@ def connect(connection: http.client.HTTPConnection, user: Exchange) -> Wire:
     attempt = _Attempt(connection)
     try:
         start_thread(threading.Thread(target=attempt.run, name="gracepoint: connecting", daemon=True))
-    except RuntimeError:  # the system has no more threads, or the interpreter is about to end
+    except NoThread:  # the system has no more threads, or the interpreter is about to end
         attempt.run()
     until_s = time.monotonic() + STALL_S
     try:

@@ -27,7 +27,7 @@ from gracepoint.checkpoint.storage.objects.http import LOOK_EVERY_S, STALL_S, Ex
 from gracepoint.checkpoint.storage.objects.provider import ConditionFailed, Transient
 from gracepoint.checkpoint.storage.storage_path import current_limit
 from gracepoint.deadline import Backoff
-from gracepoint.threads import DaemonThread, forget_in_child, start_thread
+from gracepoint.threads import DaemonThread, NoThread, forget_in_child, start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class _Alarms:
                 self._thread = DaemonThread(self._run, "gracepoint: hedges")
                 try:
                     self._thread.start()
-                except RuntimeError as error:  # the interpreter is about to end: requests are not hedged
+                except NoThread as error:  # the interpreter is about to end: requests are not hedged
                     logger.debug("no thread for hedges: %s", error)
                     self._thread = None
                     return alarm
@@ -352,7 +352,7 @@ class Persistence:
 
         try:
             start_thread(threading.Thread(target=run, name="gracepoint: hedged request", daemon=True))
-        except RuntimeError as error:
+        except NoThread as error:
             self._slots.release()
             race.fail(hedge, error)
         return True

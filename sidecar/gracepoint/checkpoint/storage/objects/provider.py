@@ -25,7 +25,7 @@ from xml.etree import ElementTree
 from gracepoint.checkpoint.storage.objects.http import LOOK_EVERY_S, STALL_S, Body, Connections, Exchange
 from gracepoint.checkpoint.storage.storage_path import Entry, Generation, NotAdmitted
 from gracepoint.errors import SettingsError
-from gracepoint.threads import DaemonThread
+from gracepoint.threads import DaemonThread, NoThread
 
 logger = logging.getLogger(__name__)
 
@@ -405,7 +405,7 @@ class Renewed(Generic[T]):
         self._renewing = thread = DaemonThread(self._renew, "gracepoint: credentials")
         try:
             thread.start()
-        except RuntimeError as error:  # the system has no more threads, or the interpreter is about to end
+        except NoThread as error:  # the system has no more threads, or the interpreter is about to end
             self._renewing, self._error, self._failed_s = None, error, time.monotonic()
 
     def _renew(self) -> None:

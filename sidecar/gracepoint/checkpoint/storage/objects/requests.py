@@ -38,7 +38,7 @@ from gracepoint.checkpoint.storage.objects.provider import (
     Uploads,
 )
 from gracepoint.checkpoint.storage.storage_path import HOT_BYTES, Generation, StaleGeneration, current_limit, ended_by
-from gracepoint.threads import start_thread
+from gracepoint.threads import NoThread, start_thread
 
 #: Bytes of the parts in which a large range is read. A request takes a round trip, and time for its bytes.
 READ_PART_BYTES = 8 << 20
@@ -122,7 +122,7 @@ class ObjectReader:
             helper = threading.Thread(target=help_, name="gracepoint: ranges", daemon=True)
             try:
                 start_thread(helper)
-            except RuntimeError:  # the system has no more threads: this one reads the rest
+            except NoThread:  # the system has no more threads: this one reads the rest
                 self._slots.release()
                 break
             helpers.append(helper)
@@ -238,7 +238,7 @@ def run(acts: Sequence[Callable[[], object]], *, threads: int) -> None:
         helper = threading.Thread(target=help_, name=f"gracepoint: requests {number}", daemon=True)
         try:
             start_thread(helper)
-        except RuntimeError:  # the system has no more threads: the others do the work
+        except NoThread:  # the system has no more threads: the others do the work
             break
         helpers.append(helper)
     work()
