@@ -42,8 +42,8 @@ _AT_ONCE = 32
 _WITHIN_S = 5.0
 #: Each server is asked again after this time, or later if there are many: these requests cost no more than a hundredth
 #: of a processor.
-_ASKED_AGAIN_S = 600.0
-_PAUSE_OF_EACH_S = 0.5
+ASKED_AGAIN_S = 600.0
+PAUSE_OF_EACH_S = 0.5
 #: If it has not answered, after this time.
 _FAILED_AGAIN_S = 30.0
 #: What is left of a workload is dropped so long after its end.
@@ -321,7 +321,7 @@ class SnapshotHoldings:
             return
         if server.uid not in self._index.by_uid:
             return  # it has gone meanwhile, with what it held
-        pause_s = max(_ASKED_AGAIN_S, _PAUSE_OF_EACH_S * len(self._index.by_uid))
+        pause_s = max(ASKED_AGAIN_S, PAUSE_OF_EACH_S * len(self._index.by_uid))
         self._note_asked(server.uid, loop.time() + pause_s * (0.5 + self._random.random()))  # not all of them at once
         self._take_figures(server.uid, figures)
         for workload, row in figures["workloads"].items():

@@ -295,8 +295,8 @@ async def test_figures_are_of_the_servers_that_are_there(api: MemoryApi, clock: 
 async def test_servers_are_asked_again_and_again_also_after_a_time_in_which_they_were_not_ready(
     api: MemoryApi, clock: Clock, servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot_holdings, "_ASKED_AGAIN_S", 0.1)
-    monkeypatch.setattr(snapshot_holdings, "_PAUSE_OF_EACH_S", 0.0)
+    monkeypatch.setattr(snapshot_holdings, "ASKED_AGAIN_S", 0.1)
+    monkeypatch.setattr(snapshot_holdings, "PAUSE_OF_EACH_S", 0.0)
     async with operator(api, clock, servers, ("node-1", "node-2", "node-3")) as replica:
         (placement,) = await placements(replica.subscribe(0, takes_snapshots=True))
         used = [figure(replica, "snapshot_server_bytes", kind="used")]
