@@ -6,19 +6,17 @@ Processes: ``mount``, ``umount``, ``findmnt``, ``fsfreeze`` and a shell, each to
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.limits import small_disk
+from tests.limits import fill, small_disk
 from tests.testcluster.addons import CONTROL_PLANE
 from tests.testcluster.api import Cluster
 from tests.testcluster.local import LocalCluster
 from tests.testcluster.shell import run
 
 _SIZE_BYTES = 512 << 20
-_FILLER = "filler"
 #: Of each second in which the volume is slow, it takes no write for so long.
 _HELD_S = 0.9
 
@@ -54,21 +52,11 @@ def mounted(cluster: Cluster, folder: Path) -> Iterator[None]:
 def filled(volume: Path) -> Iterator[None]:
     """Leaves no room on a volume, for as long as the ``with`` statement lasts."""
     _require_volume(volume)
-    filler = volume / _FILLER
-    with filler.open("wb", buffering=0) as file:
-        try:
-            size_bytes, more_bytes = 0, _SIZE_BYTES
-            while more_bytes >= os.statvfs(volume).f_frsize:
-                try:
-                    os.posix_fallocate(file.fileno(), size_bytes, more_bytes)
-                    size_bytes += more_bytes
-                except OSError as error:
-                    if error.errno != errno.ENOSPC:
-                        raise
-                    size_bytes, more_bytes = os.fstat(file.fileno()).st_size, more_bytes // 2
-            yield
-        finally:
-            filler.unlink()
+    filler = fill(volume)
+    try:
+        yield
+    finally:
+        filler.unlink()
 
 
 def slow(volume: Path, seconds: int) -> None:

@@ -10,8 +10,7 @@ Any thread may use ``gc_paused``; the module counts its users under a lock.
 
 ``CallCompletion`` completes calls in all processes together. Its thread, a daemon, takes them in the order of
 scheduling: it waits until the call has ended here, and then gathers the outcome of all processes. What ``add``
-returned ends then. The thread ends after the last call that was added. A job of one
-process has no such thread.
+returned ends then. The thread ends after the last call that was added. A job of one process has no such thread.
 
 ``FinalizePoints`` belongs to the training thread. Every process asks it at the same points of the training loop, as
 long as calls are active, how many calls to finalize. A call ends at different moments in different processes, so
