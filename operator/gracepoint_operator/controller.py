@@ -89,7 +89,7 @@ from gracepoint_operator.workloads import BY_PLACE, Workload
 logger = logging.getLogger(__name__)
 
 #: The loop does other work after this time. Both times are CPU time of the loop's thread.
-SLICE_S = 0.01
+SLICE_S = 0.005
 #: A decision that takes longer is followed by a rest of its workload, this number of times as long.
 _LONG_S = 0.02
 _REST = 4
@@ -247,8 +247,8 @@ class DecisionQueue:
                 self._resting[uid] = uid in self._waiting or self._resting.get(uid, False)
                 self._waiting.pop(uid, None)
                 asyncio.get_running_loop().call_later(_REST * worked_s, self._rested, uid)
-            if time.thread_time() >= until_s:
-                break
+            if uid in self._begun or time.thread_time() >= until_s:
+                break  # only a decision about a large gang has several steps, and the next one takes long
         self._schedule()
 
     def _rested(self, uid: str) -> None:

@@ -22,6 +22,7 @@ from gracepoint_operator.cache.indexes import (
     DeviceIndex,
     FirstSeen,
     GangObjects,
+    GangPods,
     ResourceVersions,
     SignalIndex,
     SnapshotServerIndex,
@@ -301,6 +302,7 @@ class ClusterCache:
         self.suspensions = Suspensions(self.objects, self._signal_index, self.first_seen, self.place)
         self._places: dict[objects.Kind, dict[str, Key]] = {kind: {} for kind in self.reader.readable}  # UID -> place
         self._doomed: set[str] = set()  # UIDs of workloads whose namespace is being deleted
+        self._last_gang: GangSnapshot | None = None
 
     def put(self, kind: objects.Kind, body: Mapping[str, Any], *, listed: bool, fresh: bool = False) -> set[str]:
         """Reads an object and stores it. Returns the UIDs of the workloads that it may matter to.
@@ -504,13 +506,17 @@ class ClusterCache:
         return None if stored_policy is None else self.policies.limited(stored_policy)
 
     def gang(self, workload_uid: str) -> GangSnapshot:
-        """What the decisions about a workload are based on."""
+        """What the decisions about a workload are based on.
+
+        If nothing has changed since the last call, and that was for the same workload, it is the same object: it keeps
+        what it has computed about thousands of pods.
+        """
         workload = self.objects.workloads.get(workload_uid)
         namespace = workload.namespace if workload is not None else None
         if workload is not None and workload_uid in self._doomed:
             workload = dataclasses.replace(workload, deleted=True)
-        pods = self.objects.pods_of(workload_uid, namespace)
-        nodes = {name: self.objects.nodes[name] for name in {pod.node for pod in pods} if name in self.objects.nodes}
+        gang_pods = self.objects.gang_pods(workload_uid, namespace)
+        nodes = {name: self.objects.nodes[name] for name in gang_pods.nodes if name in self.objects.nodes}
         # If a watch has missed the deletion of a Job, the one that was made in its place has the same name.
         by_age = sorted(self.objects.jobs_of(workload_uid), key=lambda job: self.versions.of(job.uid))
         jobs = {job.name: job for job in by_age if namespace in (None, job.namespace)}
@@ -518,59 +524,60 @@ class ClusterCache:
             jobs[workload.job.name] = workload.job
         requests = () if workload is None else self.preemptions.requests_for(workload)
         queued_as = (workload_uid,) if workload is None else workload.queued_as
-        marks = self._marks_of_pods(queued_as, pods, nodes, jobs)
-        of_devices = self._devices.of(pods)
+        marks = self._marks_of_pods(queued_as, gang_pods, nodes, jobs)
+        of_devices = self._devices.of(gang_pods.pods)
         for pod_uid, device_marks in of_devices.of_pods.items():
             marks[pod_uid] = (*marks.get(pod_uid, ()), *device_marks)
         uids = {workload_uid, *(request.uid for request in requests)} | {job.uid for job in jobs.values()}
         uids |= {node.uid for node in nodes.values()} & self._signal_index.marked
-        uids.update(pod.uid for pod in pods)
         # By the node names in the pods, because a NodeClaim outlives its node.
-        uids |= self._signal_index.attached_to([*queued_as, *{pod.node for pod in pods}])
-        since = self.first_seen.since(uids | of_devices.sources)
-        return GangSnapshot(
+        uids |= self._signal_index.attached_to([*queued_as, *gang_pods.nodes])
+        since = self.first_seen.since(uids | gang_pods.uids | of_devices.sources)
+        gang = GangSnapshot(
             workload_uid=workload_uid,
             workload=workload,
             workload_gone=workload is None and self.preemptions.is_gone(workload_uid),
             jobs=jobs,
-            pods=pods,
+            pods=gang_pods.pods,
             nodes=nodes,
             policy=None if workload is None else self.policy_of(workload),
             preemptions=tuple(self.preemptions.of_workload(workload_uid, namespace)),
             requests=requests,
             marks=marks,
             since=since,
-            bound_at=self.first_seen.bound_at(pod.uid for pod in pods),
+            bound_at=self.first_seen.bound_at,
             checked=frozenset(uid for uid in self._checked if self.objects.pods[uid].workload_uid == workload_uid),
             unexplained=self.suspensions.unexplained(workload_uid, since),
         )
+        if gang != self._last_gang:
+            self._last_gang = gang
+        return self._last_gang
 
     def _marks_of_pods(
-        self, queued_as: Sequence[str], pods: Sequence[Pod], nodes: Mapping[str, Node], jobs: Mapping[str, Job]
+        self, queued_as: Sequence[str], gang_pods: GangPods, nodes: Mapping[str, Node], jobs: Mapping[str, Job]
     ) -> dict[str, tuple[Mark, ...]]:
         """Returns the marks on everything that each pod depends on, by its UID. Pods without marks are left out.
 
         Args:
             queued_as: UID of the workload, and of what controls it.
-            pods: Its pods.
+            gang_pods: Its pods.
             nodes: Their nodes, by name.
             jobs: Their Jobs, by name.
         """
         marked, attached_to = self._signal_index.marked, self._signal_index.attached_to
         if queued_as[0] in marked or attached_to(queued_as):
-            affected_pods = list(pods)
+            affected_uids: Set[str] = gang_pods.uids
         else:
             marked_nodes = {name for name, node in nodes.items() if node.uid in marked}
-            marked_nodes |= {name for name in {pod.node for pod in pods} if attached_to([name])}
+            marked_nodes |= {name for name in gang_pods.nodes if attached_to([name])}
             marked_jobs = {name for name, job in jobs.items() if job.uid in marked}
-            affected_pods = [
-                pod
-                for pod in pods
-                if pod.uid in marked or pod.node in marked_nodes or (marked_jobs and pod.job_name in marked_jobs)
-            ]
+            affected_uids = gang_pods.uids & (marked | self.objects.pods_on(marked_nodes))
+            if marked_jobs:
+                affected_uids |= {pod.uid for pod in gang_pods.pods if pod.job_name in marked_jobs}
         by_pod = {
             pod.uid: self._marks_of_pod(queued_as, pod, nodes.get(pod.node), jobs.get(pod.job_name))
-            for pod in affected_pods
+            for pod in (gang_pods.pods if affected_uids else ())
+            if pod.uid in affected_uids
         }
         return {uid: marks for uid, marks in by_pod.items() if marks}
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import hashlib
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
 
@@ -31,6 +32,33 @@ from gracepoint_operator.model.devices import AllocatedDevice, ClaimedDevices, D
 from gracepoint_operator.model.preemption_record import PreemptionRecord
 from gracepoint_operator.signals import Mark, is_suspension
 from gracepoint_operator.workloads import BY_NAME, Job, Workload
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GangPods:
+    """The pods of a workload, and what of them does not change until one of them does.
+
+    Attributes:
+        pods: The pods, by UID.
+        uids: Their UIDs.
+        nodes: The names of their nodes.
+        namespaces: Their namespaces. Anybody may write any label, so there may be several.
+    """
+
+    pods: tuple[Pod, ...]
+    uids: frozenset[str]
+    nodes: frozenset[str]
+    namespaces: frozenset[str]
+
+    @classmethod
+    def of(cls, pods: Iterable[Pod]) -> GangPods:
+        by_uid = tuple(sorted(pods, key=lambda pod: pod.uid))
+        return cls(
+            by_uid,
+            frozenset(pod.uid for pod in by_uid),
+            frozenset(pod.node for pod in by_uid if pod.node),
+            frozenset(pod.namespace for pod in by_uid),
+        )
 
 
 class GangObjects:
@@ -53,7 +81,7 @@ class GangObjects:
         self._pod_uids: dict[Key, str] = {}
         self._pods_on: dict[str, set[str]] = collections.defaultdict(set)
         self._pods_of: dict[str, set[str]] = collections.defaultdict(set)
-        self._sorted: dict[str, tuple[Pod, ...]] = {}  # by workload, until one of its pods changes
+        self._gang_pods: dict[str, GangPods] = {}  # by workload, until one of its pods changes
         self._jobs_of: dict[str, set[str]] = collections.defaultdict(set)
         self._named: dict[Key, set[str]] = collections.defaultdict(set)  # namespace and name -> UIDs of workloads
         self._with_policy: dict[Key, set[str]] = collections.defaultdict(set)
@@ -103,7 +131,7 @@ class GangObjects:
         if before is not None and (before.workload_uid, before.node) != (pod.workload_uid, pod.node):
             self.drop_pod(pod.uid)
         self.pods[pod.uid] = pod
-        self._sorted.pop(pod.workload_uid, None)
+        self._gang_pods.pop(pod.workload_uid, None)
         self._pod_uids[pod.namespace, pod.name] = pod.uid
         self._pods_of[pod.workload_uid].add(pod.uid)
         if pod.node:
@@ -117,7 +145,7 @@ class GangObjects:
             return set()
         if self._pod_uids.get((pod.namespace, pod.name)) == uid:
             del self._pod_uids[pod.namespace, pod.name]
-        self._sorted.pop(pod.workload_uid, None)
+        self._gang_pods.pop(pod.workload_uid, None)
         discard(self._pods_of, pod.workload_uid, uid)
         discard(self._pods_on, pod.node, uid)
         return {pod.workload_uid}
@@ -141,15 +169,23 @@ class GangObjects:
         discard(self._jobs_of, job.workload_uid, uid)
         return {job.workload_uid}
 
+    def gang_pods(self, workload_uid: str, namespace: str | None = None) -> GangPods:
+        """The pods of the workload. If ``namespace`` is given, only those in it."""
+        gang_pods = self._gang_pods.get(workload_uid)
+        if gang_pods is None:
+            gang_pods = GangPods.of(self.pods[uid] for uid in self._pods_of.get(workload_uid, ()))
+            self._gang_pods[workload_uid] = gang_pods
+        if namespace is None or gang_pods.namespaces <= {namespace}:
+            return gang_pods
+        return GangPods.of(pod for pod in gang_pods.pods if pod.namespace == namespace)
+
     def pods_of(self, workload_uid: str, namespace: str | None = None) -> tuple[Pod, ...]:
         """The pods of the workload, by UID. If ``namespace`` is given, only those in it."""
-        pods = self._sorted.get(workload_uid)
-        if pods is None:
-            pods = tuple(self.pods[uid] for uid in sorted(self._pods_of.get(workload_uid, ())))
-            self._sorted[workload_uid] = pods
-        if namespace is None or all(pod.namespace == namespace for pod in pods):
-            return pods
-        return tuple(pod for pod in pods if pod.namespace == namespace)
+        return self.gang_pods(workload_uid, namespace).pods
+
+    def pods_on(self, nodes: Iterable[str]) -> set[str]:
+        """UIDs of the pods on these nodes, of all workloads."""
+        return set().union(*(self._pods_on.get(node, ()) for node in nodes))
 
     def jobs_of(self, workload_uid: str) -> Iterator[Job]:
         """The Jobs of the workload, in no order."""
@@ -294,9 +330,10 @@ class FirstSeen:
             times[self._attempts[uid].mark] = self._attempts[uid].first_at
         return times
 
-    def bound_at(self, uids: Iterable[str]) -> dict[str, float]:
-        """When each of these pods was first seen bound; pods that are not bound are left out."""
-        return {uid: self._bound_at[uid] for uid in uids if uid in self._bound_at}
+    @property
+    def bound_at(self) -> Mapping[str, float]:
+        """When each pod was first seen bound, by UID; pods that are not bound are left out. It follows all changes."""
+        return types.MappingProxyType(self._bound_at)
 
     def forget(self, uid: str) -> None:
         """Forgets an object that was deleted."""

@@ -16,7 +16,7 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
 from gracepoint.wire.frames import Frame, Hint, Notice, Retraction, SnapshotPlacement, Trust, trust_digest
 from gracepoint.wire.messages import Confidence, Message, Mode, Phase, SnapshotReport
@@ -407,11 +407,15 @@ class _Plan:
         write_to: By node: the servers for the parts of its processes.
         read_from: The servers that may have values.
         reasons: By node: why these are fewer than the policy has copies.
+        doomed: The nodes that go away, as only the gang knows.
+        usable: The nodes whose servers could be used.
     """
 
     write_to: Mapping[str, dict[str, str]]
     read_from: dict[str, str]
     reasons: Mapping[str, str]
+    doomed: Set[str]
+    usable: Usable
 
 
 #: The lists of servers that were encoded last, with their texts.
@@ -431,6 +435,27 @@ class _SharedPlacement(SnapshotPlacement):
             _ENCODED.append((self.read_from, text))
         rest = Message.to_json(dataclasses.replace(self, read_from={}))
         return rest.replace('"read_from":{}', f'"read_from":{text}', 1)
+
+
+def _nodes(gang: GangSnapshot) -> set[str]:
+    """The nodes of the gang's processes."""
+    return {pod.node for pod in gang.processes if pod.node}
+
+
+def _doomed(gang: GangSnapshot) -> frozenset[str]:
+    """The nodes that go away, as the preemptions of the gang say."""
+    doomed = [preemption.spec.nodes for preemption in gang.preemptions if not preemption.phase.ended]
+    nodes = _nodes(gang) if doomed else set()
+    # A preemption that names all nodes is about the workload, and says nothing of the nodes.
+    return frozenset(node for names in doomed if not nodes <= set(names) for node in names)
+
+
+def _has(subscriber: Subscriber, capability: str, write: dict[str, str], read: dict[str, str], reason: str) -> bool:
+    """True if a placement with these was sent to the subscriber last."""
+    if subscriber.placement is None:
+        return False
+    sent, _ = subscriber.placement
+    return (sent.capability, sent.write_to, sent.read_from, sent.reason) == (capability, write, read, reason)
 
 
 class SnapshotNotifier:
@@ -481,7 +506,11 @@ class SnapshotNotifier:
     def notify(self, gang: GangSnapshot) -> None:
         """Notifies a gang that is decided about: at once if there may be a signal, else at the next look."""
         self._due.add(gang.workload_uid)
-        if gang.suspects:
+        if not gang.suspects:
+            return
+        self._follow_servers()
+        plan = self._plans.get(gang.workload_uid)
+        if plan is None or plan.usable is not self._usable or plan.doomed != _doomed(gang):
             self._place(gang)
 
     async def look(self) -> None:
@@ -574,7 +603,7 @@ class SnapshotNotifier:
         servers = len(self._cache.snapshot_servers.by_uid)
         reasons = {node: snapshot_placement.shortfall(len(nodes), copies, servers) for node, nodes in chosen.items()}
         write = {node: {each: address(self._writable[each]) for each in nodes} for node, nodes in chosen.items()}
-        plan = self._plans[gang.workload_uid] = _Plan(write, read, reasons)
+        plan = self._plans[gang.workload_uid] = _Plan(write, read, reasons, _doomed(gang), self._usable)
         if not subscribers:
             return
         if len(subscribers) > _AT_ONCE:
@@ -592,11 +621,16 @@ class SnapshotNotifier:
         """Tells the subscribers from ``begin`` on. Other work of the loop runs between hundreds of them."""
         if self._plans.get(workload_uid) is not plan:
             return  # a newer one is being told
+        capabilities: dict[int, str | None] = {}  # by attempt
         for subscriber in subscribers[begin : begin + _AT_ONCE]:
             pod = self._cache.objects.pods.get(subscriber.hello.pod_uid)
-            text = None if pod is None else self._capability(pod)
-            if pod is not None and text is not None:
-                write, reason = plan.write_to.get(pod.node, {}), plan.reasons.get(pod.node, "it has no node")
+            if pod is None:
+                continue
+            if pod.restart_attempt not in capabilities:
+                capabilities[pod.restart_attempt] = self._capability(pod)
+            text = capabilities[pod.restart_attempt]
+            write, reason = plan.write_to.get(pod.node, {}), plan.reasons.get(pod.node, "it has no node")
+            if text is not None and not _has(subscriber, text, write, plan.read_from, reason):
                 self._send(subscriber, self._placement(subscriber, text, write, plan.read_from, reason))
         if begin + _AT_ONCE < len(subscribers):
             loop = asyncio.get_running_loop()
@@ -605,20 +639,14 @@ class SnapshotNotifier:
     def _chosen(self, gang: GangSnapshot, copies: int) -> dict[str, tuple[str, ...]]:
         """The nodes whose servers hold the parts of each node of the gang."""
         uid, objects = gang.workload_uid, self._cache.objects
-        nodes = {pod.node for pod in gang.processes if pod.node}
-        doomed: set[str] = set()
-        for preemption in gang.preemptions:
-            # One that names all nodes is about the workload, and says nothing of the nodes.
-            if not preemption.phase.ended and not nodes <= set(preemption.spec.nodes):
-                doomed.update(preemption.spec.nodes)
         room_bytes = _SNAPSHOTS_AT_ONCE * self._part_bytes.get(uid, 0)
         return snapshot_placement.place(
-            nodes,
+            _nodes(gang),
             self._usable,
             _DomainsOfNodes(objects.nodes),
             copies,
             uid,
-            doomed=doomed,
+            doomed=_doomed(gang),
             has_room=lambda node: self._servers.has_room(uid, self._writable[node].uid, room_bytes),
         )
 

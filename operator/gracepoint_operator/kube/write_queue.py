@@ -89,6 +89,10 @@ class WriteQueue:
         elif urgent:
             self._urgent[key].set()
 
+    def is_marked(self, key: Key) -> bool:
+        """True if the key is to be written again anyway."""
+        return key in self._marked
+
     async def settled(self, key: Key, timeout_s: float) -> None:
         """Waits for an attempt to write what is marked now, for at most ``timeout_s`` seconds."""
         if key in self._marked:

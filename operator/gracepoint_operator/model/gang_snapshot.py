@@ -33,7 +33,7 @@ class GangSnapshot:
         marks: Possible signals, by the UID of the pod that they concern: on the pod, its node, Job, workload, ...
             Pods without any may be left out.
         since: When each mark was first seen, in seconds since the epoch.
-        bound_at: When each pod was first seen bound, by UID.
+        bound_at: When each pod was first seen bound, by UID. It may have other pods, too.
         checked: UIDs of deleted pods whose Job and workload were read again after the deletion.
         unexplained: Marks of suspensions after which Kueue's Workload was not read yet, which says the reason.
     """
@@ -49,7 +49,7 @@ class GangSnapshot:
     requests: tuple[RequestRecord, ...]
     marks: Mapping[str, Sequence[Mark]]
     since: Mapping[str, float]
-    bound_at: Mapping[str, float]
+    bound_at: Mapping[str, float] = dataclasses.field(compare=False)  # a pod that gets a node is another Pod
     checked: frozenset[str]
     unexplained: frozenset[str] = frozenset()
 

@@ -195,6 +195,33 @@ def test_object_labelled_with_a_jobset_of_another_namespace_is_ignored(kind: str
     assert scene.start().spec.epoch == 1
 
 
+def test_a_gang_of_which_nothing_has_changed_is_not_computed_again() -> None:
+    scene = Scene()
+    gang = scene.cache.gang(JOBSET_UID)
+    assert scene.cache.gang(JOBSET_UID) is gang
+    scene.seen(kinds.PODS, objects.pod(0))
+    assert scene.cache.gang(JOBSET_UID) is gang
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (kinds.PODS, objects.pod(0, phase="Failed")),
+        (kinds.NODES, objects.node("node-1", taints=[objects.taint(objects.GKE_TAINT, "NoSchedule")])),
+        (kinds.JOBS, objects.job(condition="Complete")),
+        (JOBSETS, objects.jobset(restarts=1)),
+        (kinds.POLICIES, objects.policy(mode="Observe")),
+        (kinds.PREEMPTIONS, objects.preemption()),
+    ],
+    ids=["pod", "node", "Job", "JobSet", "policy", "Preemption"],
+)
+def test_whatever_changes_of_a_gang_is_in_the_next_snapshot(kind: kinds.Kind, body: Body) -> None:
+    scene = Scene()
+    gang = scene.cache.gang(JOBSET_UID)
+    scene.seen(kind, body)
+    assert scene.cache.gang(JOBSET_UID) != gang
+
+
 def test_leaving_nodes_are_known_until_they_stay_or_are_gone() -> None:
     scene = Scene()
     scene.taint("node-1")
