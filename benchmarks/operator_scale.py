@@ -41,7 +41,14 @@ from pathlib import Path
 
 from benchmarks import report
 from benchmarks.operator_floods import attacker, scrape
-from benchmarks.operator_scale_cluster import Certificate, Replica, filled_api_server, processor_s, snapshot_servers
+from benchmarks.operator_scale_cluster import (
+    CAPACITY_BYTES,
+    Certificate,
+    Replica,
+    filled_api_server,
+    processor_s,
+    snapshot_servers,
+)
 from benchmarks.operator_scale_evictions import Evictions
 from benchmarks.operator_scale_objects import Gang, Size, gangs
 from benchmarks.operator_scale_pods import Clients, Member, Signer, open_clients
@@ -66,6 +73,7 @@ _FLOOD = 20_000
 _ATTACKERS = ("127.200.0.1", "127.200.0.2")
 _ATTACKERS_SHARE = 0.5
 _SCRAPE_EVERY_S = 15.0
+_CAPACITY = 'gracepoint_snapshot_server_bytes{kind="capacity"}'
 
 
 def main() -> int:
@@ -121,6 +129,7 @@ class _Run:
         """Runs the phases."""
         self._limit()
         replicas = [self._start("one"), self._start("two")]
+        self._ask_servers(replicas)
         time.sleep(_SETTLED_S)
         self._measured.settled_bytes = [replica.memory_bytes() for replica in replicas]
         self._idle(replicas)
@@ -208,6 +217,15 @@ class _Run:
         _say(f"{name} is ready after {started.wall_s[-1]:.1f} s, {started.cpu_s[-1]:.1f} s of CPU")
         return replica
 
+    def _ask_servers(self, replicas: list[Replica]) -> None:
+        """Waits until the replicas have asked each snapshot server for the first time."""
+        until, all_bytes = time.monotonic() + _CONNECT_TIMEOUT_S, self._measured.size.nodes * CAPACITY_BYTES
+        for replica in replicas if self._snapshots else ():
+            while _capacity_bytes(replica) < all_bytes:
+                if time.monotonic() > until:
+                    raise TimeoutError(f"not all snapshot servers were asked within {_CONNECT_TIMEOUT_S:.0f} s")
+                time.sleep(1.0)
+
     def _idle(self, replicas: list[Replica]) -> None:
         before_s, began = [replica.cpu_s() for replica in replicas], time.time()
         time.sleep(_IDLE_S)
@@ -287,6 +305,12 @@ class _Run:
         self._measured.blocked += found
         for item in sorted(found, key=lambda item: -item.took_s)[:_TOLD_BLOCKED]:
             _say(f"  {item.thread} blocked for {item.took_s:.3f} s, {item.worked_s:.3f} s of CPU, by {item.what}")
+
+
+def _capacity_bytes(replica: Replica) -> float:
+    """The capacity of the snapshot servers that have answered a replica."""
+    shown = (line for line in scrape(replica).splitlines() if line.startswith(_CAPACITY))
+    return sum(float(line.split()[-1]) for line in shown)
 
 
 def _say(text: str) -> None:

@@ -40,7 +40,7 @@ _ROOT = Path(__file__).parents[1]
 _START_TIMEOUT_S = 600.0
 _STOP_TIMEOUT_S = 20.0
 _LOOK_S = 0.05
-_CAPACITY_BYTES = 64 << 30
+CAPACITY_BYTES = 64 << 30
 
 
 @contextlib.contextmanager
@@ -104,7 +104,7 @@ def snapshot_servers(folder: Path, api: KubeClient, certificate: Certificate) ->
     files.capability_keys.write_text(text)
     # The operator has one address for all of them, and each has these limits.
     many = {"connections_of_address": 512, "pending": 512, "pending_of_address": 512}
-    limits = SnapshotLimits(capacity_bytes=_CAPACITY_BYTES, workload_bytes=_CAPACITY_BYTES, **many)
+    limits = SnapshotLimits(capacity_bytes=CAPACITY_BYTES, workload_bytes=CAPACITY_BYTES, **many)
     server = SnapshotServer(files, limits, "0.0.0.0")
     try:
         port = f"--snapshot-port={server.port}"

@@ -35,7 +35,7 @@ from gracepoint.wire.messages import Acknowledgement, Subscription
 from gracepoint_operator import event_loop
 from gracepoint_operator.__main__ import _THREADS_TAKE_TURNS_S
 from gracepoint_operator.cache.relister import sweep
-from gracepoint_operator.channel.subscribers import Subscriber
+from gracepoint_operator.channel.notifier import Subscriber
 from gracepoint_operator.controller import Controller, ControllerSettings
 from gracepoint_operator.event_loop import LoopCalls
 from gracepoint_operator.kube import objects

@@ -37,10 +37,10 @@ from gracepoint_operator.cache.indexes import version_of
 from gracepoint_operator.cache.relister import ALWAYS, Relister, Swept, WorkloadRefresh
 from gracepoint_operator.cache.watch_state import WatchState
 from gracepoint_operator.channel.authentication import Authenticator
-from gracepoint_operator.channel.notifier import Notifier, SnapshotNotifier, TrustNotifier
+from gracepoint_operator.channel.notifier import Notifier, Subscribers, TrustNotifier
 from gracepoint_operator.channel.reports import ReportHandler
 from gracepoint_operator.channel.service import Channel
-from gracepoint_operator.channel.subscribers import Subscribers
+from gracepoint_operator.channel.snapshot_notifier import SnapshotNotifier
 from gracepoint_operator.decisions.decide import (
     DEFAULT_LIKELY_GANGS_PER_MINUTE,
     WINDOW_S,

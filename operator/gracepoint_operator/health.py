@@ -41,7 +41,7 @@ from gracepoint.wire import names
 from gracepoint.wire.frames import Frame, Notice
 from gracepoint.wire.messages import Confidence, Mode, Subscription
 from gracepoint_operator.cache.watch_state import HANGS_AFTER_S
-from gracepoint_operator.channel.subscribers import Outgoing, Subscriber
+from gracepoint_operator.channel.notifier import Outgoing, Subscriber
 from gracepoint_operator.controller import Controller
 from gracepoint_operator.event_loop import LoopLag
 from gracepoint_operator.kube.client import KubeClient, KubeError

@@ -13,7 +13,7 @@ from typing import Any
 from gracepoint.wire import names
 from gracepoint.wire.frames import Frame, Notice
 from gracepoint.wire.messages import Acknowledgement, Phase, Subscription
-from gracepoint_operator.channel.subscribers import Subscriber
+from gracepoint_operator.channel.notifier import Subscriber
 from gracepoint_operator.controller import Controller, ControllerSettings
 from gracepoint_operator.decisions.policy_conditions import PodRights
 from gracepoint_operator.kube import client, objects

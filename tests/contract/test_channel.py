@@ -32,8 +32,8 @@ from gracepoint.settings import Settings
 from gracepoint.wire.frames import Hello, Ping
 from gracepoint.wire.messages import Acknowledgement, Forecast, Phase, Spent, Stall, TroubleKind
 from gracepoint.wire.names import PATH_ACKNOWLEDGE, PATH_REPORT, PATH_STALL, PATH_SUBSCRIBE
-from gracepoint_operator.channel import service, subscribers
-from gracepoint_operator.channel.subscribers import Outgoing
+from gracepoint_operator.channel import notifier, service
+from gracepoint_operator.channel.notifier import Outgoing
 from gracepoint_operator.goodput import accounts
 from gracepoint_operator.goodput.accounts import GoodputLedger, daly_s
 from gracepoint_operator.goodput.life import Category
@@ -263,9 +263,9 @@ def test_a_pod_that_never_reads_does_not_delay_the_others(replica: Replica) -> N
 
 
 def test_pod_that_never_reads_is_disconnected_alone(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscribers, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(notifier, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(service, "_UNACKNOWLEDGED_MS", 600_000)  # the kernel would notice it as well
-    monkeypatch.setattr(subscribers.Subscriber, "next", _much)
+    monkeypatch.setattr(notifier.Subscriber, "next", _much)
     stuck = _that_never_reads(replica)
     stream = replica.stream(1, "s-1")
     until(
@@ -277,7 +277,7 @@ def test_pod_that_never_reads_is_disconnected_alone(replica: Replica, monkeypatc
     stream.close()
 
 
-async def _much(subscriber: subscribers.Subscriber) -> Outgoing | None:
+async def _much(subscriber: notifier.Subscriber) -> Outgoing | None:
     """One frame after another for him who never reads, and pings for the other."""
     if subscriber.closed:
         return None

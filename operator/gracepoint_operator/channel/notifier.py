@@ -1,10 +1,14 @@
-"""Notifies the pods that are connected: of preemptions, hints, the authorities to trust, and snapshot servers.
+"""Notifies the pods that are connected to this replica: of preemptions, hints, and the authorities to trust.
 
-Everything here runs on the controller's event loop. To notify a subscriber means to put a frame into its queue. That
-never waits, neither for a pod nor for the API server. The preemption writer's tasks write later. A notifier compares
-states: it looks at a preemption, a gang or the authorities, and sends every subscriber what was not sent to it yet. So
-a decision of this replica, one of the other replica that the watch brings, and one from before a restart take the same
-path.
+Everything here runs on the controller's event loop; there are no locks. To notify a subscriber means to put a frame
+into its queue. That never waits, neither for a pod nor for the API server. The preemption writer's tasks write later. A
+notifier compares states: it looks at a preemption, a gang or the authorities, and sends every subscriber what was not
+sent to it yet. So a decision of this replica, one of the other replica that the watch brings, and one from before a
+restart take the same path.
+
+Each queue is bounded, and only the task of the pod's stream empties it (``channel.service``). If a pod does not read,
+its queue fills up, the pod is disconnected, and it may connect again. The other pods do not notice. Each stream has a
+``Heartbeat`` on the stream's loop.
 """
 
 from __future__ import annotations
@@ -14,41 +18,300 @@ import collections
 import dataclasses
 import functools
 import hashlib
-import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from gracepoint.wire.frames import Frame, Hint, Notice, Retraction, SnapshotPlacement, Trust, trust_digest
-from gracepoint.wire.messages import Confidence, Message, Mode, Phase, SnapshotReport
-from gracepoint.wire.snapshot_requests import Capability, Right
+from gracepoint.wire.frames import Frame, Hint, Notice, Ping, Retraction, SnapshotPlacement, Trust, trust_digest
+from gracepoint.wire.messages import Confidence, Mode, Phase, Subscription
 from gracepoint_operator import signals
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers, WakeUps
-from gracepoint_operator.decisions import preemption_status, snapshot_placement
+from gracepoint_operator.decisions import preemption_status
 from gracepoint_operator.decisions.decide import End, Move, Reached, StartPreemption, is_late
 from gracepoint_operator.decisions.effective_signals import DEADLINE_TOLERANCE_S
-from gracepoint_operator.decisions.snapshot_placement import Usable
-from gracepoint_operator.kube.objects import Node, Pod, SnapshotServerPod, format_time
+from gracepoint_operator.event_loop import LoopCalls
+from gracepoint_operator.kube.objects import Pod, format_time
 from gracepoint_operator.logs import about, decided
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption_record import PreemptionRecord
 from gracepoint_operator.recording.preemption_writer import AcknowledgementLog, PreemptionWriter
-from gracepoint_operator.recording.snapshot_holdings import SnapshotHoldings
-from gracepoint_operator.recording.trouble_recorder import SnapshotRecorder
 from gracepoint_operator.signals import Signal
-from gracepoint_operator.trust.bundle import CAPABILITY_S
 
 logger = logging.getLogger(__name__)
 
+#: Seconds between two beats of a stream's heartbeat.
+HEARTBEAT_S = 5.0
+#: A write that has not ended at the third beat has had at least ten seconds.
+_BEATS_OF_A_WRITE = 3
+_QUEUE_LENGTH = 32
+_REMEMBERED_SESSIONS = 64  # for each pod
 #: At most this number of retractions is sent to a process that reconnects. It cannot have missed more.
 _RETRACTIONS = 8
 #: After this number of subscribers the loop does other work: these take about 5 ms of CPU.
-_AT_ONCE = 512
+AT_ONCE = 512
 #: The record of a new preemption is written after this many seconds for each notified pod: about as long as the
 #: channel's thread needs. Requests and the events that they cause would take turns with it for the interpreter, and
 #: half of a gang of a thousand would be notified 0.04 s later (``python -m benchmarks.notice``).
 _RECORDED_AFTER_S, _MOST_RECORDED_AFTER_S = 0.0003, 0.5
+
+
+def nothing() -> None:
+    """The default of the calls in ``Outgoing``: does nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outgoing:
+    """A frame to be written.
+
+    Attributes:
+        make: Creates the frame when it is written, so that ``remaining_s`` is that of this moment. It is called on
+            the stream's loop, so it must read only what never changes.
+        sent: Called on the stream's loop at once after the frame was written.
+        written: Called on the controller's loop some time after ``sent``.
+    """
+
+    make: Callable[[], Frame]
+    written: Callable[[], None] = nothing
+    sent: Callable[[], None] = nothing
+
+
+class Subscriber:
+    """One connected process.
+
+    Args:
+        hello: As in the attributes.
+        calls: Calls on the loop of the stream, which all streams share. None: it has its own once it takes frames.
+
+    Attributes:
+        hello: The message with which the process subscribed.
+        sent_deadlines: The deadline that was sent last, in seconds since the epoch, by name of the preemption.
+        retracted: Names of preemptions whose retraction was sent.
+        hinted: Marks of which a hint was sent.
+        placement: The placement of snapshots that was sent last, and when, in seconds since the epoch. None: none was.
+        trusts: ``trust_digest`` of the authorities that it has, or was sent. None: it cannot be sent others.
+        is_pod: False for the replica's own subscriber (``Canary``).
+        closed: True once the stream must end.
+        request_ended: True once its request has ended. It is not connected after that. Only ``Subscribers`` sets it.
+    """
+
+    def __init__(self, hello: Subscription, calls: LoopCalls | None = None) -> None:
+        self.hello = hello
+        self.sent_deadlines: dict[str, float] = {}
+        self.retracted: set[str] = set()
+        self.hinted: set[str] = set()
+        self.trusts = hello.trust
+        self.placement: tuple[SnapshotPlacement, float] | None = None
+        self.is_pod = True
+        self.closed = False
+        self.request_ended = False
+        self._frames: collections.deque[Outgoing] = collections.deque()
+        self._news = asyncio.Event()
+        self._calls = calls
+
+    def send(self, outgoing: Outgoing, wake_ups: WakeUps | None = None) -> None:
+        """Adds a frame to the queue. If the queue is full, disconnects the subscriber.
+
+        Args:
+            outgoing: The frame.
+            wake_ups: Wakes the stream's loop later. None: it is woken at once.
+        """
+        if len(self._frames) >= _QUEUE_LENGTH:
+            self.closed = True
+        else:
+            self._frames.append(outgoing)
+        self._wake(wake_ups)
+
+    def close(self) -> None:
+        """Ends the stream. Frames that were not written are dropped."""
+        self.closed = True
+        self._wake()
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no frame waits."""
+        return not self._frames
+
+    async def next(self) -> Outgoing | None:
+        """Waits for a frame without a timeout. Returns None once the subscriber is closed."""
+        # ``_calls`` is set before the queue is read, so that a frame which is added after the read wakes the loop.
+        self._calls = self._calls or LoopCalls(asyncio.get_running_loop())
+        while True:
+            self._news.clear()
+            if self.closed:
+                return None
+            if self._frames:
+                return self._frames.popleft()
+            await self._news.wait()
+
+    def _wake(self, wake_ups: WakeUps | None = None) -> None:
+        if self._calls is None:
+            return
+        if wake_ups is None:
+            self._calls.post(self._news.set)
+        else:
+            wake_ups.add(self._calls, self._news)
+
+
+class Heartbeat:
+    """The heartbeat of one stream: a ping when there is nothing else to send, and the end of a stuck write.
+
+    It must be created on the stream's event loop, on which it runs. Each stream has one timer, which repeats until
+    ``stop``. The frames do not touch it: a timer for each write, and one for each wait for a frame, took a third of the
+    time that it takes to notify a gang.
+
+    Args:
+        subscriber: Gets a ping at each beat at which no frame waits and none is written.
+        give_up: Called once, if a write is stuck.
+
+    Attributes:
+        writing: True while the stream's task writes a frame. The task sets it.
+    """
+
+    def __init__(self, subscriber: Subscriber, give_up: Callable[[], None]) -> None:
+        self.writing = False
+        self._subscriber = subscriber
+        self._give_up = give_up
+        self._held_up = 0  # how many beats in a row found a write in progress
+        self._timer = asyncio.get_running_loop().call_later(HEARTBEAT_S, self._next_beat)
+
+    def beat(self) -> None:
+        """Handles one beat."""
+        self._held_up = self._held_up + 1 if self.writing else 0
+        if self._held_up == _BEATS_OF_A_WRITE:
+            self._give_up()
+        elif self._subscriber.is_idle and not self.writing:
+            self._subscriber.send(Outgoing(Ping))
+
+    def stop(self) -> None:
+        """Stops the timer."""
+        self._timer.cancel()
+
+    def _next_beat(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(HEARTBEAT_S, self._next_beat)
+        self.beat()
+
+
+class WakeUps:
+    """Wake-ups of many streams, which their loop gets as one.
+
+    If it woke for the first of many frames, its thread and that of the controller would take turns for the interpreter.
+    """
+
+    def __init__(self) -> None:
+        self._events: dict[LoopCalls, list[asyncio.Event]] = {}
+
+    def add(self, calls: LoopCalls, event: asyncio.Event) -> None:
+        """Has ``event`` set by ``calls``, once ``post`` is called."""
+        self._events.setdefault(calls, []).append(event)
+
+    def post(self) -> None:
+        """Wakes the loops."""
+        for calls, events in self._events.items():
+            calls.post(functools.partial(_set_all, events))
+
+
+def _set_all(events: Iterable[asyncio.Event]) -> None:
+    for event in events:
+        event.set()
+
+
+class Subscribers:
+    """All subscribers, at most one for each pod."""
+
+    def __init__(self) -> None:
+        self._by_pod: dict[str, Subscriber] = {}
+        self._by_workload: dict[str, dict[str, Subscriber]] = {}  # and by pod UID
+        self._current: dict[str, str] = {}  # pod UID -> newest session, also after it disconnected
+        self._stopped: dict[str, list[str]] = {}  # pod UID -> sessions that were followed by a newer one
+
+    def __len__(self) -> int:
+        return len(self._by_pod)
+
+    def add(self, hello: Subscription) -> Subscriber:
+        """Connects a process, and disconnects an older connection of the same pod."""
+        subscriber = Subscriber(hello)
+        self.connect(subscriber)
+        return subscriber
+
+    def connect(self, subscriber: Subscriber) -> None:
+        """Like ``add``, for a subscriber that already exists. Does nothing if it was removed before.
+
+        A request that is cancelled while it is admitted can remove its subscriber first.
+        """
+        if subscriber.request_ended:
+            return
+        hello, pod_uid = subscriber.hello, subscriber.hello.pod_uid
+        before = self._by_pod.get(pod_uid)
+        if before is not None:
+            before.close()
+        session = self._current.get(pod_uid)
+        if session is not None and session != hello.session:
+            self._stopped[pod_uid] = [*self._stopped.get(pod_uid, []), session][-_REMEMBERED_SESSIONS:]
+        self._current[pod_uid] = hello.session
+        self._disconnect(pod_uid)
+        self._by_pod[pod_uid] = subscriber
+        self._by_workload.setdefault(hello.workload_uid, {})[pod_uid] = subscriber
+
+    def remove(self, subscriber: Subscriber) -> None:
+        """Forgets a subscriber whose request has ended."""
+        subscriber.request_ended = True
+        if self._by_pod.get(subscriber.hello.pod_uid) is subscriber:
+            self._disconnect(subscriber.hello.pod_uid)
+
+    def forget(self, pod_uid: str) -> None:
+        """Forgets a pod that was deleted."""
+        self._current.pop(pod_uid, None)
+        self._stopped.pop(pod_uid, None)
+        subscriber = self._disconnect(pod_uid)
+        if subscriber is not None:
+            subscriber.close()
+
+    def close(self) -> None:
+        """Ends all streams, so that the pods connect to the other replica at once."""
+        for subscriber in self._by_pod.values():
+            subscriber.close()
+
+    def is_stopped(self, pod_uid: str, session: str) -> bool:
+        """True if the pod has started a newer session."""
+        return session in self._stopped.get(pod_uid, ())
+
+    def speaks_for(self, pod_uid: str, session: str) -> bool:
+        """True if the session may report for the pod.
+
+        A session that is connected to the other replica is not known here. It may report, because its token is that of
+        the pod, unless another session of the pod is connected here: then two processes of the pod run. One that was
+        connected here and left does not count. Its containers may have been started again in their pod.
+
+        Unlike a subscription, a report stops no other session, because it may be late and of an earlier session.
+        """
+        alone = pod_uid not in self._by_pod or self.is_connected(pod_uid, session)
+        return alone and not self.is_stopped(pod_uid, session)
+
+    def is_connected(self, pod_uid: str, session: str) -> bool:
+        """True if this session of the pod has an open stream here, and so was authenticated."""
+        subscriber = self._by_pod.get(pod_uid)
+        return subscriber is not None and subscriber.hello.session == session
+
+    def pod_uids(self) -> Collection[str]:
+        """The UIDs of the pods that are connected now."""
+        return self._by_pod.keys()
+
+    def all(self) -> list[Subscriber]:
+        return list(self._by_pod.values())
+
+    def of_workload(self, workload_uid: str) -> list[Subscriber]:
+        return list(self._by_workload.get(workload_uid, {}).values())
+
+    def _disconnect(self, pod_uid: str) -> Subscriber | None:
+        """Removes the subscriber of the pod, if there is one, and returns it."""
+        subscriber = self._by_pod.pop(pod_uid, None)
+        if subscriber is not None:
+            workload_uid = subscriber.hello.workload_uid
+            of_workload = self._by_workload[workload_uid]
+            del of_workload[pod_uid]
+            if not of_workload:
+                del self._by_workload[workload_uid]
+        return subscriber
 
 
 class Notifier:
@@ -132,7 +395,7 @@ class Notifier:
         # Nobody is notified long after the deadline: such a record was restored from a backup.
         is_over = preemption.phase.ended or is_late(preemption, self._clock())
         wake_ups = WakeUps()
-        for subscriber in subscribers[begin : begin + _AT_ONCE]:
+        for subscriber in subscribers[begin : begin + AT_ONCE]:
             pod = pods.get(subscriber.hello.pod_uid)
             if pod is None or pod.namespace != preemption.namespace or not preemption.includes(pod):
                 continue
@@ -147,8 +410,8 @@ class Notifier:
                 notice = _OutgoingNotice(subscriber, pod, preemption, self._clock, self._record_notice)
                 subscriber.send(Outgoing(notice.make, notice.written, notice.sent), wake_ups)
         wake_ups.post()
-        if begin + _AT_ONCE < len(subscribers):
-            asyncio.get_running_loop().call_soon(self._notify_rest, preemption.key, subscribers, begin + _AT_ONCE)
+        if begin + AT_ONCE < len(subscribers):
+            asyncio.get_running_loop().call_soon(self._notify_rest, preemption.key, subscribers, begin + AT_ONCE)
 
     def _notify_rest(self, key: tuple[str, str], subscribers: Sequence[Subscriber], begin: int) -> None:
         """Continues with the preemption as it is known now. A change in between was sent to all, or is about to be."""
@@ -367,333 +630,3 @@ class TrustNotifier:
                 pods += 1
         if pods:
             logger.info("pods notified of the authorities to trust", extra=about(pods=pods, digest=self._digest))
-
-
-class _DomainsOfNodes(Mapping[str, Sequence[str]]):
-    """The failure domains of nodes, by name."""
-
-    def __init__(self, nodes: Mapping[str, Node]) -> None:
-        self._nodes = nodes
-
-    def __getitem__(self, name: str) -> Sequence[str]:
-        return self._nodes[name].domains
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._nodes)
-
-    def __len__(self) -> int:
-        return len(self._nodes)
-
-
-#: Seconds for which a capability is still valid when a new one is sent.
-_CAPABILITY_LEFT_S = CAPABILITY_S / 2
-#: A process is sent news about other processes' servers only so often, in seconds for each of these servers: to tell a
-#: thousand processes of a thousand servers takes 50 MB.
-_READ_AGAIN_S = 0.01
-#: All gangs are looked at again after this time, as capabilities end.
-_ALL_AGAIN_S = 60.0
-#: Bytes that a workload may have at one server: the servers' own limit counts.
-_MOST_BYTES = 1 << 50
-#: A server holds a complete snapshot and the one in progress.
-_SNAPSHOTS_AT_ONCE = 2
-_WHOLE_RIGHTS = frozenset({Right.WRITE, Right.READ, Right.DROP})
-
-
-@dataclasses.dataclass(frozen=True)
-class _Plan:
-    """What the processes of a gang are told.
-
-    Attributes:
-        write_to: By node: the servers for the parts of its processes.
-        read_from: The servers that may have values.
-        reasons: By node: why these are fewer than the policy has copies.
-        doomed: The nodes that go away, as only the gang knows.
-        usable: The nodes whose servers could be used.
-    """
-
-    write_to: Mapping[str, dict[str, str]]
-    read_from: dict[str, str]
-    reasons: Mapping[str, str]
-    doomed: Set[str]
-    usable: Usable
-
-
-#: The lists of servers that were encoded last, with their texts.
-_ENCODED: collections.deque[tuple[dict[str, str], str]] = collections.deque(maxlen=8)
-
-
-class _SharedPlacement(SnapshotPlacement):
-    """A placement whose servers to read from are encoded once for all processes of a gang: there may be thousands.
-
-    They are written on the channel's loop alone, and so is the memory of what was encoded.
-    """
-
-    def to_json(self) -> str:
-        text = next((text for servers, text in _ENCODED if servers is self.read_from), None)
-        if text is None:
-            text = json.dumps(self.read_from, separators=(",", ":"))
-            _ENCODED.append((self.read_from, text))
-        rest = Message.to_json(dataclasses.replace(self, read_from={}))
-        return rest.replace('"read_from":{}', f'"read_from":{text}', 1)
-
-
-def _nodes(gang: GangSnapshot) -> set[str]:
-    """The nodes of the gang's processes."""
-    return {pod.node for pod in gang.processes if pod.node}
-
-
-def _doomed(gang: GangSnapshot) -> frozenset[str]:
-    """The nodes that go away, as the preemptions of the gang say."""
-    doomed = [preemption.spec.nodes for preemption in gang.preemptions if not preemption.phase.ended]
-    nodes = _nodes(gang) if doomed else set()
-    # A preemption that names all nodes is about the workload, and says nothing of the nodes.
-    return frozenset(node for names in doomed if not nodes <= set(names) for node in names)
-
-
-def _has(subscriber: Subscriber, capability: str, write: dict[str, str], read: dict[str, str], reason: str) -> bool:
-    """True if a placement with these was sent to the subscriber last."""
-    if subscriber.placement is None:
-        return False
-    sent, _ = subscriber.placement
-    return (sent.capability, sent.write_to, sent.read_from, sent.reason) == (capability, write, read, reason)
-
-
-class SnapshotNotifier:
-    """Notifies processes of the snapshot servers that hold their parts, and takes what they report of them.
-
-    ``look`` is called once a second. It sends each process a placement if it is new to it, or has changed: a process
-    that has connected, a server or a node that comes, goes or gets a signal, a capability that is about to end. A gang
-    that is decided about because of a signal is looked at in the same moment (``notify``).
-
-    The capability that a process gets is for the workload and the attempt that its pod has in the cluster's own record,
-    not for those that it says.
-
-    Args:
-        cache: What is known of the cluster.
-        subscribers: The pods that are connected to this replica.
-        servers: Know the servers, and what they hold.
-        recorder: Records what is safe.
-        metrics: Counts placements.
-        clock: Seconds since the epoch.
-    """
-
-    def __init__(
-        self,
-        cache: ClusterCache,
-        subscribers: Subscribers,
-        servers: SnapshotHoldings,
-        recorder: SnapshotRecorder,
-        metrics: Metrics,
-        clock: Callable[[], float],
-    ) -> None:
-        self._cache = cache
-        self._subscribers = subscribers
-        self._servers = servers
-        self._recorder = recorder
-        self._keys = servers.keys
-        self._metrics = metrics
-        self._clock = clock
-        self._due: set[str] = set()  # UIDs of workloads
-        self._all_at = 0.0
-        self._usable = Usable(())
-        self._writable: dict[str, SnapshotServerPod] = {}  # by node: the servers to which anybody may write
-        self._interested: dict[str, set[str]] = {}  # by node: UIDs of the workloads to which its server matters
-        self._lacking: set[str] = set()  # UIDs of the workloads that have fewer copies than they are to have
-        self._plans: dict[str, _Plan] = {}  # by UID of the workload
-        self._capabilities: dict[tuple[str, int], tuple[str, float]] = {}  # by workload and attempt: text, end
-        self._part_bytes: dict[str, int] = {}  # by UID of the workload: of its largest part
-
-    def notify(self, gang: GangSnapshot) -> None:
-        """Notifies a gang that is decided about: at once if there may be a signal, else at the next look."""
-        self._due.add(gang.workload_uid)
-        if not gang.suspects:
-            return
-        self._follow_servers()
-        plan = self._plans.get(gang.workload_uid)
-        if plan is None or plan.usable is not self._usable or plan.doomed != _doomed(gang):
-            self._place(gang)
-
-    async def look(self) -> None:
-        """Notifies the gangs of which something may have changed, and has what has ended dropped."""
-        self._servers.look(self.lives)
-        self._recorder.look(self._subscribers.is_connected)
-        if not self._servers.is_known:
-            return
-        self._follow_servers()
-        now = self._clock()
-        if now >= self._all_at:
-            self._all_at = now + _ALL_AGAIN_S
-            self._forget_ended()
-            self._due.update(filter(self.lives, self._cache.objects.workloads))
-        due, self._due = self._due, set()
-        for workload_uid in due:
-            takes = any(each.hello.takes_snapshots for each in self._subscribers.of_workload(workload_uid))
-            if takes or self.lives(workload_uid):
-                self._place(self._cache.gang(workload_uid))
-                await asyncio.sleep(0)
-
-    def _follow_servers(self) -> None:
-        """Takes what has changed of servers and their nodes."""
-        index = self._cache.snapshot_servers
-        if not index.changed:
-            return
-        changed, index.changed = index.changed, set()
-        self._due |= self._lacking.union(*(self._interested.get(node, ()) for node in changed))
-        nodes, doomed = self._cache.objects.nodes, self._cache.doomed_nodes()
-        for node in changed:
-            usable = [server for server in index.on(node) if server.serves and not server.ending]
-            if usable and node in nodes and node not in doomed:
-                self._writable[node] = usable[-1]
-            else:
-                self._writable.pop(node, None)
-        if self._writable.keys() != self._usable.nodes:
-            self._usable = Usable(self._writable, self._usable)
-
-    def take(self, pod: Pod, report: SnapshotReport) -> None:
-        """Takes the report of a process."""
-        self._servers.reported(pod.workload_uid, pod.namespace, report.servers)
-        self._part_bytes[pod.workload_uid] = max(report.bytes, self._part_bytes.get(pod.workload_uid, 0))
-        self._recorder.take(pod, report)
-
-    def lives(self, workload_uid: str) -> bool:
-        """Returns whether a workload exists, has not finished, and has a policy that asks for snapshots."""
-        workload = self._cache.objects.workloads.get(workload_uid)
-        if workload is None or workload.finished or workload.deleted:
-            return False
-        policy = self._cache.policies.get((workload.namespace, workload.policy))
-        return policy is not None and policy.spec.checkpoint.memory is not None
-
-    def _forget_ended(self) -> None:
-        self._part_bytes = {uid: size_bytes for uid, size_bytes in self._part_bytes.items() if self.lives(uid)}
-        self._plans = {uid: plan for uid, plan in self._plans.items() if self.lives(uid)}
-        self._lacking = {uid for uid in self._lacking if self.lives(uid)}
-        self._interested.clear()  # all gangs are looked at now
-        now = self._clock()
-        self._capabilities = {key: kept for key, kept in self._capabilities.items() if kept[1] > now}
-
-    def _place(self, gang: GangSnapshot) -> None:
-        """Sends the subscribers of a gang what is new to them."""
-        uids = {pod.uid: pod for pod in gang.processes}
-        subscribers = [
-            subscriber
-            for subscriber in self._subscribers.of_workload(gang.workload_uid)
-            if subscriber.hello.takes_snapshots and subscriber.hello.pod_uid in uids
-        ]
-        if not uids or not self._servers.is_known:
-            return
-        self._follow_servers()
-        if not self.lives(gang.workload_uid) or gang.policy is None or gang.policy.spec.checkpoint.memory is None:
-            self._plans.pop(gang.workload_uid, None)
-            reason = "the policy asks for no snapshots any more"
-            for subscriber in subscribers:
-                self._send(subscriber, self._placement(subscriber, "", {}, {}, reason))
-            return
-        copies = gang.policy.spec.checkpoint.memory.copies
-        chosen = self._chosen(gang, copies)
-        address = self._servers.settings.address
-        written = {self._writable[node].uid for nodes in chosen.values() for node in nodes}
-        # Also if all of them are connected to the other replica: after a restart they may come to this one.
-        self._servers.placed(gang.workload_uid, gang.processes[0].namespace, written)
-        read = {server.node: address(server) for server in self._servers.holding(gang.workload_uid)}
-        before = self._plans.get(gang.workload_uid)
-        if before is not None and read == before.read_from:
-            read = before.read_from  # the same object: thousands of placements are compared with it
-        for node in {*chosen, *read}:
-            self._interested.setdefault(node, set()).add(gang.workload_uid)
-        servers = len(self._cache.snapshot_servers.by_uid)
-        reasons = {node: snapshot_placement.shortfall(len(nodes), copies, servers) for node, nodes in chosen.items()}
-        write = {node: {each: address(self._writable[each]) for each in nodes} for node, nodes in chosen.items()}
-        plan = self._plans[gang.workload_uid] = _Plan(write, read, reasons, _doomed(gang), self._usable)
-        if not subscribers:
-            return
-        if len(subscribers) > _AT_ONCE:
-            asyncio.get_running_loop().call_soon(self._tell, gang.workload_uid, plan, subscribers, 0)
-        else:
-            self._tell(gang.workload_uid, plan, subscribers, 0)
-        lacking = next(filter(None, reasons.values()), "")
-        self._recorder.lacks(gang.workload_uid, lacking)
-        if lacking:
-            self._lacking.add(gang.workload_uid)
-        else:
-            self._lacking.discard(gang.workload_uid)
-
-    def _tell(self, workload_uid: str, plan: _Plan, subscribers: Sequence[Subscriber], begin: int) -> None:
-        """Tells the subscribers from ``begin`` on. Other work of the loop runs between hundreds of them."""
-        if self._plans.get(workload_uid) is not plan:
-            return  # a newer one is being told
-        capabilities: dict[int, str | None] = {}  # by attempt
-        for subscriber in subscribers[begin : begin + _AT_ONCE]:
-            pod = self._cache.objects.pods.get(subscriber.hello.pod_uid)
-            if pod is None:
-                continue
-            if pod.restart_attempt not in capabilities:
-                capabilities[pod.restart_attempt] = self._capability(pod)
-            text = capabilities[pod.restart_attempt]
-            write, reason = plan.write_to.get(pod.node, {}), plan.reasons.get(pod.node, "it has no node")
-            if text is not None and not _has(subscriber, text, write, plan.read_from, reason):
-                self._send(subscriber, self._placement(subscriber, text, write, plan.read_from, reason))
-        if begin + _AT_ONCE < len(subscribers):
-            loop = asyncio.get_running_loop()
-            loop.call_soon(self._tell, workload_uid, plan, subscribers, begin + _AT_ONCE)
-
-    def _chosen(self, gang: GangSnapshot, copies: int) -> dict[str, tuple[str, ...]]:
-        """The nodes whose servers hold the parts of each node of the gang."""
-        uid, objects = gang.workload_uid, self._cache.objects
-        room_bytes = _SNAPSHOTS_AT_ONCE * self._part_bytes.get(uid, 0)
-        return snapshot_placement.place(
-            _nodes(gang),
-            self._usable,
-            _DomainsOfNodes(objects.nodes),
-            copies,
-            uid,
-            doomed=_doomed(gang),
-            has_room=lambda node: self._servers.has_room(uid, self._writable[node].uid, room_bytes),
-        )
-
-    def _capability(self, pod: Pod) -> str | None:
-        """The capability of a pod's attempt. None: none can be made, as no key is known, or the pod has no attempt."""
-        now, key = self._clock(), (pod.workload_uid, pod.restart_attempt)
-        text, until_at = self._capabilities.get(key, ("", 0.0))
-        is_known = any(text.startswith(f"v1.{each.id}.") for each in self._keys.keys)  # the Secret may be made anew
-        if (until_at - now < _CAPABILITY_LEFT_S or not is_known) and pod.restart_attempt >= 0:
-            until_at = now + CAPABILITY_S
-            capability = Capability(
-                namespace=pod.namespace,
-                workload=pod.workload_uid,
-                attempt=pod.restart_attempt,
-                rights=_WHOLE_RIGHTS,
-                until=int(until_at),
-                max_bytes=_MOST_BYTES,
-            )
-            text = self._keys.write(capability, now) or ""
-            if text:
-                self._capabilities[key] = (text, until_at)
-        return text or None
-
-    def _placement(
-        self, subscriber: Subscriber, capability: str, write: dict[str, str], read: dict[str, str], reason: str
-    ) -> SnapshotPlacement:
-        return _SharedPlacement(
-            pod_uid=subscriber.hello.pod_uid,
-            session=subscriber.hello.session,
-            capability=capability,
-            server_name=self._servers.server_name,
-            write_to=write,
-            read_from=read,
-            reason=reason,
-        )
-
-    def _send(self, subscriber: Subscriber, placement: SnapshotPlacement) -> None:
-        """Sends a placement if it is new. What is news about other processes' servers alone may wait for more."""
-        now = self._clock()
-        if subscriber.placement is not None:
-            before, at = subscriber.placement
-            if placement == before:
-                return
-            only_others = dataclasses.replace(before, read_from=placement.read_from) == placement
-            if only_others and now - at < _READ_AGAIN_S * len(placement.read_from):
-                self._due.add(subscriber.hello.workload_uid)
-                return
-        subscriber.placement = (placement, now)
-        subscriber.send(Outgoing(lambda: placement))
-        self._metrics.snapshot_placements.inc()

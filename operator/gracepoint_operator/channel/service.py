@@ -43,9 +43,16 @@ from gracepoint.wire.messages import (
     json_key,
 )
 from gracepoint_operator.channel.authentication import AuthenticationFailure, Authenticator, RequestRefused
-from gracepoint_operator.channel.notifier import Notifier, TrustNotifier
+from gracepoint_operator.channel.notifier import (
+    HEARTBEAT_S,
+    Heartbeat,
+    Notifier,
+    Subscriber,
+    Subscribers,
+    TrustNotifier,
+    nothing,
+)
 from gracepoint_operator.channel.reports import ReportHandler, UnknownPreemption
-from gracepoint_operator.channel.subscribers import HEARTBEAT_S, Heartbeat, Subscriber, Subscribers, nothing
 from gracepoint_operator.event_loop import LoopCalls, LoopLag
 from gracepoint_operator.kube import client
 from gracepoint_operator.kube.objects import Pod

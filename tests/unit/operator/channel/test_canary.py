@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gracepoint_operator.channel.subscribers import Subscribers
+from gracepoint_operator.channel.notifier import Subscribers
 from gracepoint_operator.health import Canary
 from gracepoint_operator.metrics import Metrics
 from tests.unit.operator.fakes.replica import subscription

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gracepoint.wire.frames import Ping
-from gracepoint_operator.channel.subscribers import Heartbeat, Outgoing, Subscriber
+from gracepoint_operator.channel.notifier import Heartbeat, Outgoing, Subscriber
 from tests.unit.operator.fakes.replica import frames, subscription
 
 

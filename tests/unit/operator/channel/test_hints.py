@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from gracepoint.wire.frames import Frame, Hint
-from gracepoint_operator.channel.subscribers import Subscriber
+from gracepoint_operator.channel.notifier import Subscriber
 from gracepoint_operator.kube import objects as kinds
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi

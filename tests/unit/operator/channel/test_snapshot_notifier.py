@@ -23,7 +23,7 @@ from gracepoint.wire import names
 from gracepoint.wire.frames import Frame, SnapshotPlacement
 from gracepoint.wire.messages import SnapshotReport
 from gracepoint.wire.snapshot_requests import Right, read_capability
-from gracepoint_operator.channel.subscribers import Subscriber
+from gracepoint_operator.channel.notifier import Subscriber
 from gracepoint_operator.decisions import snapshot_placement
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.objects import SnapshotServerPod

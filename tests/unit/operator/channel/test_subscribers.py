@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from gracepoint.wire.frames import Ping
-from gracepoint_operator.channel.subscribers import Outgoing, Subscriber, Subscribers, WakeUps
+from gracepoint_operator.channel.notifier import Outgoing, Subscriber, Subscribers, WakeUps
 from gracepoint_operator.event_loop import LoopCalls
 from tests.unit.operator.fakes.replica import subscription
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from gracepoint.wire.frames import Notice, Retraction
 from gracepoint.wire.messages import Acknowledgement, Phase
-from gracepoint_operator.channel.subscribers import Subscriber
+from gracepoint_operator.channel.notifier import Subscriber
 from gracepoint_operator.kube import client
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.client import JsonObject

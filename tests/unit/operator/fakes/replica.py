@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 
 from gracepoint.wire.frames import Frame
 from gracepoint.wire.messages import Forecast, Phase, Report, Spent, StageTiming, Subscription
-from gracepoint_operator.channel.subscribers import Subscriber
+from gracepoint_operator.channel.notifier import Subscriber
 from gracepoint_operator.controller import Controller, ControllerSettings
 from gracepoint_operator.decisions.policy_conditions import PodRights
 from gracepoint_operator.kube import objects as kinds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gracepoint.wire.frames import Frame, Notice
-from gracepoint_operator.channel.subscribers import Subscriber
+from gracepoint_operator.channel.notifier import Subscriber
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.client import JsonObject
 from gracepoint_operator.workloads import JOBSETS
