@@ -135,11 +135,17 @@ class Client:
         receipt = Acknowledgement(
             pod_uid=known["pod_uid"], session=self._session, preemption=preemption, process_index=known["index"]
         )
-        with contextlib.suppress(OSError, ValueError, EOFError, TimeoutError):
-            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                _, writer = await self._request(names.PATH_ACKNOWLEDGE, receipt.to_json())
+        until_s = time.monotonic() + _CONNECT_TIMEOUT_S
+        while time.monotonic() < until_s:
+            try:
+                async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                    _, writer = await self._request(names.PATH_ACKNOWLEDGE, receipt.to_json())
+            except (OSError, ValueError, EOFError, TimeoutError):
+                await asyncio.sleep(random.uniform(*_AGAIN_S))  # the library tries again, too
+                continue
             writer.transport.abort()
             self._said.append(["acknowledged", known["pod_uid"], preemption, time.time()])
+            return
 
     async def _request(self, path: str, body: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connects and sends a request. Returns once its status and headers are read.
