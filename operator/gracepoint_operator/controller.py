@@ -313,7 +313,8 @@ class Reconciler:
         if has_many and self._snapshot_notifier is not None:
             yield
             gang = self._cache.gang(uid)
-        preemptions = tuple(self._cache.preemptions.of_workload(uid))
+        namespace = None if gang.workload is None else gang.workload.namespace
+        preemptions = tuple(self._cache.preemptions.of_workload(uid, namespace))
         # What a snapshot has computed about its pods is kept, if nothing was decided.
         decided = gang if preemptions == gang.preemptions else dataclasses.replace(gang, preemptions=preemptions)
         if self._snapshot_notifier is not None:

@@ -42,13 +42,11 @@ class GangPods:
         pods: The pods, by UID.
         uids: Their UIDs.
         nodes: The names of their nodes.
-        namespaces: Their namespaces. Anybody may write any label, so there may be several.
     """
 
     pods: tuple[Pod, ...]
     uids: frozenset[str]
     nodes: frozenset[str]
-    namespaces: frozenset[str]
 
     @classmethod
     def of(cls, pods: Iterable[Pod]) -> GangPods:
@@ -57,7 +55,6 @@ class GangPods:
             by_uid,
             frozenset(pod.uid for pod in by_uid),
             frozenset(pod.node for pod in by_uid if pod.node),
-            frozenset(pod.namespace for pod in by_uid),
         )
 
 
@@ -81,7 +78,8 @@ class GangObjects:
         self._pod_uids: dict[Key, str] = {}
         self._pods_on: dict[str, set[str]] = collections.defaultdict(set)
         self._pods_of: dict[str, set[str]] = collections.defaultdict(set)
-        self._gang_pods: dict[str, GangPods] = {}  # by workload, until one of its pods changes
+        # By workload, until one of its pods changes, and by namespace; None: of all namespaces.
+        self._gang_pods: dict[str, dict[str | None, GangPods]] = {}
         self._jobs_of: dict[str, set[str]] = collections.defaultdict(set)
         self._named: dict[Key, set[str]] = collections.defaultdict(set)  # namespace and name -> UIDs of workloads
         self._with_policy: dict[Key, set[str]] = collections.defaultdict(set)
@@ -171,13 +169,14 @@ class GangObjects:
 
     def gang_pods(self, workload_uid: str, namespace: str | None = None) -> GangPods:
         """The pods of the workload. If ``namespace`` is given, only those in it."""
-        gang_pods = self._gang_pods.get(workload_uid)
+        known = self._gang_pods.get(workload_uid, {})
+        gang_pods = known.get(namespace)
         if gang_pods is None:
-            gang_pods = GangPods.of(self.pods[uid] for uid in self._pods_of.get(workload_uid, ()))
-            self._gang_pods[workload_uid] = gang_pods
-        if namespace is None or gang_pods.namespaces <= {namespace}:
-            return gang_pods
-        return GangPods.of(pod for pod in gang_pods.pods if pod.namespace == namespace)
+            pods = (self.pods[uid] for uid in self._pods_of.get(workload_uid, ()))
+            gang_pods = GangPods.of(pod for pod in pods if namespace in (None, pod.namespace))
+            if gang_pods.pods:  # anybody may name a workload that does not exist
+                self._gang_pods.setdefault(workload_uid, known)[namespace] = gang_pods
+        return gang_pods
 
     def pods_of(self, workload_uid: str, namespace: str | None = None) -> tuple[Pod, ...]:
         """The pods of the workload, by UID. If ``namespace`` is given, only those in it."""

@@ -52,7 +52,7 @@ _ALL_AGAIN_S = 60.0
 #: Bytes that a workload may have at one server: the servers' own limit counts.
 _MOST_BYTES = 1 << 50
 #: A server holds a complete snapshot and the one in progress.
-_SNAPSHOTSAT_ONCE = 2
+_SNAPSHOTS_AT_ONCE = 2
 _WHOLE_RIGHTS = frozenset({Right.WRITE, Right.READ, Right.DROP})
 
 
@@ -65,14 +65,14 @@ class _Plan:
         read_from: The servers that may have values.
         reasons: By node: why these are fewer than the policy has copies.
         doomed: The nodes that go away, as only the gang knows.
-        usable: The nodes whose servers could be used.
+        servers_version: Of the servers of which it was chosen; see ``SnapshotNotifier``.
     """
 
     write_to: Mapping[str, dict[str, str]]
     read_from: dict[str, str]
     reasons: Mapping[str, str]
     doomed: Set[str]
-    usable: Usable
+    servers_version: int
 
 
 #: The lists of servers that were encoded last, with their texts.
@@ -107,6 +107,11 @@ def _doomed(gang: GangSnapshot) -> frozenset[str]:
     return frozenset(node for names in doomed if not nodes <= set(names) for node in names)
 
 
+def _waits(subscriber: Subscriber) -> bool:
+    """True if no placement was sent to the subscriber yet."""
+    return subscriber.hello.takes_snapshots and subscriber.placement is None
+
+
 def _has(subscriber: Subscriber, capability: str, write: dict[str, str], read: dict[str, str], reason: str) -> bool:
     """True if a placement with these was sent to the subscriber last."""
     if subscriber.placement is None:
@@ -119,8 +124,9 @@ class SnapshotNotifier:
     """Notifies processes of the snapshot servers that hold their parts, and takes what they report of them.
 
     ``look`` is called once a second. It sends each process a placement if it is new to it, or has changed: a process
-    that has connected, a server or a node that comes, goes or gets a signal, a capability that is about to end. A gang
-    that is decided about because of a signal is looked at in the same moment (``notify``).
+    that has connected, a server or a node that comes, goes or gets a signal, a capability that is about to end. If a
+    gang is decided about because of a signal, it does so in the same moment (``notify``), unless the signal changes
+    nothing of what its processes were told.
 
     The capability that a process gets is for the workload and the attempt that its pod has in the cluster's own record,
     not for those that it says.
@@ -153,6 +159,7 @@ class SnapshotNotifier:
         self._due: set[str] = set()  # UIDs of workloads
         self._all_at = 0.0
         self._usable = Usable(())
+        self._servers_version = 0  # grows with each change of ``_usable``
         self._writable: dict[str, SnapshotServerPod] = {}  # by node: the servers to which anybody may write
         self._interested: dict[str, set[str]] = {}  # by node: UIDs of the workloads to which its server matters
         self._lacking: set[str] = set()  # UIDs of the workloads that have fewer copies than they are to have
@@ -161,13 +168,17 @@ class SnapshotNotifier:
         self._part_bytes: dict[str, int] = {}  # by UID of the workload: of its largest part
 
     def notify(self, gang: GangSnapshot) -> None:
-        """Notifies a gang that is decided about: at once if there may be a signal, else at the next look."""
+        """Notifies a gang that is decided about at the next look.
+
+        At once if there may be a signal, and nodes have become doomed, servers have changed, or a process has none yet.
+        """
         self._due.add(gang.workload_uid)
         if not gang.suspects:
             return
         self._follow_servers()
         plan = self._plans.get(gang.workload_uid)
-        if plan is None or plan.usable is not self._usable or plan.doomed != _doomed(gang):
+        is_current = plan is not None and plan.servers_version == self._servers_version and plan.doomed == _doomed(gang)
+        if not is_current or any(map(_waits, self._subscribers.of_workload(gang.workload_uid))):
             self._place(gang)
 
     async def look(self) -> None:
@@ -205,6 +216,7 @@ class SnapshotNotifier:
                 self._writable.pop(node, None)
         if self._writable.keys() != self._usable.nodes:
             self._usable = Usable(self._writable, self._usable)
+            self._servers_version += 1
 
     def take(self, pod: Pod, report: SnapshotReport) -> None:
         """Takes the report of a process."""
@@ -260,7 +272,7 @@ class SnapshotNotifier:
         servers = len(self._cache.snapshot_servers.by_uid)
         reasons = {node: snapshot_placement.shortfall(len(nodes), copies, servers) for node, nodes in chosen.items()}
         write = {node: {each: address(self._writable[each]) for each in nodes} for node, nodes in chosen.items()}
-        plan = self._plans[gang.workload_uid] = _Plan(write, read, reasons, _doomed(gang), self._usable)
+        plan = self._plans[gang.workload_uid] = _Plan(write, read, reasons, _doomed(gang), self._servers_version)
         if not subscribers:
             return
         if len(subscribers) > AT_ONCE:
@@ -281,8 +293,8 @@ class SnapshotNotifier:
         capabilities: dict[int, str | None] = {}  # by attempt
         for subscriber in subscribers[begin : begin + AT_ONCE]:
             pod = self._cache.objects.pods.get(subscriber.hello.pod_uid)
-            if pod is None:
-                continue
+            if pod is None or pod.workload_uid != workload_uid:
+                continue  # gone, or labelled as of another workload, since the slice before
             if pod.restart_attempt not in capabilities:
                 capabilities[pod.restart_attempt] = self._capability(pod)
             text = capabilities[pod.restart_attempt]
@@ -296,7 +308,7 @@ class SnapshotNotifier:
     def _chosen(self, gang: GangSnapshot, copies: int) -> dict[str, tuple[str, ...]]:
         """The nodes whose servers hold the parts of each node of the gang."""
         uid, objects = gang.workload_uid, self._cache.objects
-        room_bytes = _SNAPSHOTSAT_ONCE * self._part_bytes.get(uid, 0)
+        room_bytes = _SNAPSHOTS_AT_ONCE * self._part_bytes.get(uid, 0)
         return snapshot_placement.place(
             _nodes(gang),
             self._usable,

@@ -90,8 +90,8 @@ class WriteQueue:
             self._urgent[key].set()
 
     def is_marked(self, key: Key) -> bool:
-        """True if the key is to be written again anyway."""
-        return key in self._marked
+        """True if the key is to be written anyway, in its newest state."""
+        return key in self._marked and key in self._tasks
 
     async def settled(self, key: Key, timeout_s: float) -> None:
         """Waits for an attempt to write what is marked now, for at most ``timeout_s`` seconds."""

@@ -599,7 +599,7 @@ def _is_of(name: str, places: Container[str]) -> bool:
     return name.rpartition("-")[0] in places or name in places
 
 
-@functools.lru_cache(maxsize=1 << 14)  # the same thousands of places are looked up for each write
+@functools.lru_cache(maxsize=1 << 17)  # the same thousands of places are looked up for each write
 def _split(place: str) -> tuple[str, int | None]:
     """Returns a place without its index, and the index. None: it has none that can be a bit."""
     head, _, tail = place.rpartition("-")

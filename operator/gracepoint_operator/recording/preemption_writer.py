@@ -289,7 +289,9 @@ class PreemptionWriter:
 
     def follow(self, current: PreemptionRecord) -> None:
         """Handles a record that any replica wrote: it is written again if it lacks what is known here."""
-        if current.status.phase is None or self._write_queue.is_marked(current.key):
+        if self._write_queue.is_marked(current.key):
+            return  # the write reads the record again
+        if current.status.phase is None:
             return  # its creator is about to write the status; if it died, the next sweep does
         joined = self._joined(current)
         if joined is None:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -143,6 +143,19 @@ async def operator(
 async def placements(subscriber: Subscriber, what: str = "a placement") -> list[SnapshotPlacement]:
     await until(lambda: not subscriber.is_idle, what)
     return [frame for frame in await frames(subscriber) if isinstance(frame, SnapshotPlacement)]
+
+
+async def newest_placements(subscribers: Sequence[Subscriber]) -> list[SnapshotPlacement]:
+    """What each of them is told next."""
+    found = []
+    async with asyncio.timeout(30.0):
+        for subscriber in subscribers:
+            outgoing = await subscriber.next()
+            assert outgoing is not None
+            frame = outgoing.make()
+            assert isinstance(frame, SnapshotPlacement)
+            found.append(frame)
+    return found
 
 
 def report(step: int | None = 100, *, index: int = 0, **changes: Any) -> SnapshotReport:
@@ -512,6 +525,42 @@ async def test_a_gang_of_hundreds_is_told_in_portions_and_each_process_once(
             (placement,) = await placements(gang[index])
             assert next(iter(placement.write_to)) == f"node-{index % 2 + 1}"
         assert figure(replica, "snapshot_placements_total") == 600
+
+
+async def test_a_pod_that_is_labelled_as_of_another_workload_meanwhile_gives_its_gang_no_capability_for_that(
+    api: MemoryApi, clock: Clock, servers: Servers
+) -> None:
+    for index in range(2, 600):
+        api.add(kinds.PODS, objects.pod(index, on=f"node-{index % 2 + 1}"))
+    async with operator(api, clock, servers) as replica:
+        gang = [replica.subscribe(index, f"s-{index}", takes_snapshots=True) for index in range(600)]
+        notifier = replica.core.snapshot_notifier
+        assert notifier is not None
+        await newest_placements(gang)
+        clock.move(CAPABILITY_S - 60)  # so that all get another capability
+        relabelled = objects.pod(0)
+        relabelled["metadata"]["labels"][names.JOBSET_LABEL_UID] = "uid-other"
+        notifier.notify(replica.core.cache.gang(JOBSET_UID))
+        replica.see(kinds.PODS, relabelled)  # the loop takes it after the gang was looked at, before it is told
+        await notifier.look()
+        for placement in await newest_placements(gang[1:]):
+            capability = read_capability(placement.capability, {KEY.id: KEY.key})
+            assert (capability.workload, capability.attempt) == (JOBSET_UID, 0)
+
+
+async def test_during_a_preemption_a_process_without_placement_gets_one_at_once_and_others_no_second_one(
+    api: MemoryApi, clock: Clock, servers: Servers
+) -> None:
+    async with operator(api, clock, servers, ("node-1", "node-2", "node-3")) as replica:
+        first = replica.subscribe(0, takes_snapshots=True)
+        await placements(first)
+        replica.taint("node-2")
+        await placements(first, "another server")
+        later = replica.subscribe(1, "s-1", takes_snapshots=True)
+        assert replica.core.snapshot_notifier is not None
+        replica.core.snapshot_notifier.notify(replica.core.cache.gang(JOBSET_UID))
+        assert not later.is_idle
+        assert [frame for frame in await frames(first) if isinstance(frame, SnapshotPlacement)] == []
 
 
 async def test_the_replica_without_connections_of_a_gang_knows_where_its_values_are_after_the_restart(

@@ -145,3 +145,25 @@ async def test_what_waits_is_not_settled_before_it_is_written() -> None:
     await queue.settled(KEY, 30)
     assert written == [KEY]
     await queue.close(30)
+
+
+async def test_a_write_that_ends_with_an_unknown_error_leaves_nothing_that_counts_as_about_to_be_written() -> None:
+    written: list[Key] = []
+
+    async def write(key: Key) -> None:
+        if not written:
+            written.append(key)
+            queue.touch(key)  # a report came meanwhile
+            raise RuntimeError("a bug, once")
+        written.append(key)
+
+    queue = WriteQueue("test", write, Metrics(), interval_s=0.01)
+    queue.touch(KEY)
+    assert queue.is_marked(KEY)
+    (task,) = (task for task in asyncio.all_tasks() if task.get_name().startswith("write test"))
+    with pytest.raises(RuntimeError, match="a bug, once"):
+        await task
+    assert not queue.is_marked(KEY), "so that whoever looks for it marks it again"
+    queue.touch(KEY)
+    await until(lambda: len(written) == 2, "the write after it")
+    await queue.close(5)
