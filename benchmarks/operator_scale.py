@@ -129,7 +129,8 @@ class _Run:
         """Runs the phases."""
         self._limit()
         replicas = [self._start("one"), self._start("two")]
-        self._ask_servers(replicas)
+        if self._snapshots:
+            self._wait_until_asked(replicas)
         time.sleep(_SETTLED_S)
         self._measured.settled_bytes = [replica.memory_bytes() for replica in replicas]
         self._idle(replicas)
@@ -217,10 +218,10 @@ class _Run:
         _say(f"{name} is ready after {started.wall_s[-1]:.1f} s, {started.cpu_s[-1]:.1f} s of CPU")
         return replica
 
-    def _ask_servers(self, replicas: list[Replica]) -> None:
+    def _wait_until_asked(self, replicas: list[Replica]) -> None:
         """Waits until the replicas have asked each snapshot server for the first time."""
         until, all_bytes = time.monotonic() + _CONNECT_TIMEOUT_S, self._measured.size.nodes * CAPACITY_BYTES
-        for replica in replicas if self._snapshots else ():
+        for replica in replicas:
             while _capacity_bytes(replica) < all_bytes:
                 if time.monotonic() > until:
                     raise TimeoutError(f"not all snapshot servers were asked within {_CONNECT_TIMEOUT_S:.0f} s")

@@ -258,7 +258,8 @@ class SnapshotNotifier:
                 self._send(subscriber, self._placement(subscriber, "", {}, {}, reason))
             return
         copies = gang.policy.spec.checkpoint.memory.copies
-        chosen = self._chosen(gang, copies)
+        doomed = _doomed(gang)
+        chosen = self._chosen(gang, copies, doomed)
         address = self._servers.settings.address
         written = {self._writable[node].uid for nodes in chosen.values() for node in nodes}
         # Also if all of them are connected to the other replica: after a restart they may come to this one.
@@ -272,7 +273,7 @@ class SnapshotNotifier:
         servers = len(self._cache.snapshot_servers.by_uid)
         reasons = {node: snapshot_placement.shortfall(len(nodes), copies, servers) for node, nodes in chosen.items()}
         write = {node: {each: address(self._writable[each]) for each in nodes} for node, nodes in chosen.items()}
-        plan = self._plans[gang.workload_uid] = _Plan(write, read, reasons, _doomed(gang), self._servers_version)
+        plan = self._plans[gang.workload_uid] = _Plan(write, read, reasons, doomed, self._servers_version)
         if not subscribers:
             return
         if len(subscribers) > AT_ONCE:
@@ -305,7 +306,7 @@ class SnapshotNotifier:
             loop = asyncio.get_running_loop()
             loop.call_soon(self._tell, workload_uid, plan, subscribers, begin + AT_ONCE)
 
-    def _chosen(self, gang: GangSnapshot, copies: int) -> dict[str, tuple[str, ...]]:
+    def _chosen(self, gang: GangSnapshot, copies: int, doomed: Set[str]) -> dict[str, tuple[str, ...]]:
         """The nodes whose servers hold the parts of each node of the gang."""
         uid, objects = gang.workload_uid, self._cache.objects
         room_bytes = _SNAPSHOTS_AT_ONCE * self._part_bytes.get(uid, 0)
@@ -315,7 +316,7 @@ class SnapshotNotifier:
             _DomainsOfNodes(objects.nodes),
             copies,
             uid,
-            doomed=_doomed(gang),
+            doomed=doomed,
             has_room=lambda node: self._servers.has_room(uid, self._writable[node].uid, room_bytes),
         )
 

@@ -91,7 +91,7 @@ class WriteQueue:
 
     def is_marked(self, key: Key) -> bool:
         """True if the key is to be written anyway, in its newest state."""
-        return key in self._marked and key in self._tasks
+        return key in self._marked
 
     async def settled(self, key: Key, timeout_s: float) -> None:
         """Waits for an attempt to write what is marked now, for at most ``timeout_s`` seconds."""
@@ -142,7 +142,9 @@ class WriteQueue:
                     backoff.reset()
                 await self._pause(key, wait_s)
         finally:
-            # There is no await between the last check of _marked and here. So a later touch starts a new task.
+            # There is no await between the last check of _marked and here. So a later touch starts a new task. After an
+            # unknown error the key may still be marked, though nobody writes it.
+            self._marked.discard(key)
             del self._tasks[key], self._urgent[key]
 
     async def _pause(self, key: Key, wait_s: float) -> None:

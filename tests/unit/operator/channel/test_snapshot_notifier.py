@@ -44,6 +44,7 @@ pytestmark = pytest.mark.integration
 NAME = "gp-snapshots.default.svc"
 KEY = CapabilityKey("1-a", bytes(range(32)))
 MIB = 1 << 20
+MANY = 600
 MEMORY = {"checkpoint": {"directory": "/checkpoints/{jobset}", "memory": {"everySeconds": 60}}}
 
 
@@ -143,6 +144,16 @@ async def operator(
 async def placements(subscriber: Subscriber, what: str = "a placement") -> list[SnapshotPlacement]:
     await until(lambda: not subscriber.is_idle, what)
     return [frame for frame in await frames(subscriber) if isinstance(frame, SnapshotPlacement)]
+
+
+def add_hundreds(api: MemoryApi) -> None:
+    """Gives the gang more pods than are told at once."""
+    for index in range(2, MANY):
+        api.add(kinds.PODS, objects.pod(index, on=f"node-{index % 2 + 1}"))
+
+
+def subscribe_hundreds(replica: Replica) -> list[Subscriber]:
+    return [replica.subscribe(index, f"s-{index}", takes_snapshots=True) for index in range(MANY)]
 
 
 async def newest_placements(subscribers: Sequence[Subscriber]) -> list[SnapshotPlacement]:
@@ -516,24 +527,22 @@ async def test_without_snapshots_in_the_chart_nothing_is_watched_or_said(
 async def test_a_gang_of_hundreds_is_told_in_portions_and_each_process_once(
     api: MemoryApi, clock: Clock, servers: Servers
 ) -> None:
-    for index in range(2, 600):
-        api.add(kinds.PODS, objects.pod(index, on=f"node-{index % 2 + 1}"))
+    add_hundreds(api)
     async with operator(api, clock, servers) as replica:
-        gang = [replica.subscribe(index, f"s-{index}", takes_snapshots=True) for index in range(600)]
+        gang = subscribe_hundreds(replica)
         await until(lambda: all(not subscriber.is_idle for subscriber in gang), "placements")
-        for index in (0, 1, 599):
+        for index in (0, 1, MANY - 1):
             (placement,) = await placements(gang[index])
             assert next(iter(placement.write_to)) == f"node-{index % 2 + 1}"
-        assert figure(replica, "snapshot_placements_total") == 600
+        assert figure(replica, "snapshot_placements_total") == MANY
 
 
 async def test_a_pod_that_is_labelled_as_of_another_workload_meanwhile_gives_its_gang_no_capability_for_that(
     api: MemoryApi, clock: Clock, servers: Servers
 ) -> None:
-    for index in range(2, 600):
-        api.add(kinds.PODS, objects.pod(index, on=f"node-{index % 2 + 1}"))
+    add_hundreds(api)
     async with operator(api, clock, servers) as replica:
-        gang = [replica.subscribe(index, f"s-{index}", takes_snapshots=True) for index in range(600)]
+        gang = subscribe_hundreds(replica)
         notifier = replica.core.snapshot_notifier
         assert notifier is not None
         await newest_placements(gang)
