@@ -5,9 +5,9 @@ the preloading thread.
 
 A process waits while it joins: for process 0, and for the last process. The **preloading thread**
 ("gracepoint-preload", daemon) loads meanwhile what ``attach`` and the restore need next. It imports modules, has the
-system read the newest checkpoint into its page cache or makes a connection to the object store ready, and ends. Nothing
-waits for it but an import of the same module. What fails here is done again by ``attach`` and ``restore``, which raise
-the error.
+system read the newest checkpoint into its page cache or makes a connection to the object store ready, and ends. Only an
+import of the same module waits for it, and an ``attach`` that fails (``Preloading.leave``). What fails here is done
+again by ``attach`` and ``restore``, which raise the error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import importlib
 import logging
 import math
 import os
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -37,7 +36,7 @@ from gracepoint.receivers import Receiver
 from gracepoint.session.compilation import ProgramWatch, keep_programs
 from gracepoint.session.session import Session, check_none_is_open, not_joined_if_away
 from gracepoint.settings import VARIABLES, Settings
-from gracepoint.threads import NoThread, start_thread
+from gracepoint.threads import DaemonThread, NoThread
 from gracepoint.wire.names import DEFAULT_AUTO_S, SAVE_AUTO, Env
 
 if TYPE_CHECKING:
@@ -92,32 +91,64 @@ _MODULES = (
 )
 
 
-def begin(settings: Settings) -> threading.Thread | None:
-    """Begins to load. Returns the thread, or None if this process does not wait for others while it joins."""
-    if settings.process_count in (None, 1) or global_state.initialized:
-        return None
-    thread = threading.Thread(target=_load, args=(settings,), name="gracepoint-preload", daemon=True)
-    try:
-        start_thread(thread)
-    except NoThread as error:  # the system has no more threads
-        logger.info("nothing is loaded ahead error=%s", error)
-        return None
-    return thread
+#: Seconds that an ``attach`` that fails waits for the preloading thread. Storage that hangs may hold it for longer.
+_PRELOADED_S = 10.0
 
 
-def _load(settings: Settings) -> None:
-    try:
-        for name in _MODULES:
-            with trace.span(f"import {name}"):
-                importlib.import_module(name)
-        if settings.directory is not None:
-            from gracepoint.session.ahead_in_keeper import read_ahead
+class Preloading:
+    """Loads ahead, in a separate thread, if this process waits for others while it joins. Starts when it is made.
 
-            with trace.span("begin to read ahead"):
-                begun_bytes = read_ahead(settings.directory, settings.process_id)
-            logger.info("reading ahead what this process saved last bytes=%d", begun_bytes)
-    except Exception as error:  # noqa: BLE001 - raised again by what needs it
-        logger.info("not everything was loaded ahead error=%s", error)
+    Args:
+        settings: The settings of this process.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._leaves = False  # written by the thread that calls ``leave``
+        self._thread: DaemonThread | None = None
+        if settings.process_count in (None, 1) or global_state.initialized:
+            return
+        thread = DaemonThread(self._load, "gracepoint-preload")
+        try:
+            thread.start()
+        except NoThread as error:  # the system has no more threads
+            logger.info("nothing is loaded ahead error=%s", error)
+        else:
+            self._thread = thread
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until nothing more is loaded, for ``timeout_s`` seconds at most. Returns whether that is so."""
+        return self._thread is None or self._thread.wait(timeout_s)
+
+    def leave(self) -> None:
+        """Ends the loading, as this process may exit. Waits for what has begun, for 10 s at most. Never raises.
+
+        When the interpreter ends, Python ends a daemon thread where it next needs the interpreter. If the thread is
+        importing a module in C++ then, such as TensorStore, the C++ runtime aborts the process. It would end by
+        SIGABRT, which counts as a failure of the program, and not with its exit code.
+        """
+        self._leaves = True
+        if not self.wait(_PRELOADED_S):
+            logger.warning("something is still being loaded ahead seconds=%.0f", _PRELOADED_S)
+
+    def _load(self) -> None:
+        try:
+            for name in _MODULES:
+                if self._leaves:
+                    return
+                with trace.span(f"import {name}"):
+                    importlib.import_module(name)
+            if self._settings.directory is not None and not self._leaves:
+                self._read_ahead(self._settings.directory)
+        except Exception as error:  # noqa: BLE001 - raised again by what needs it
+            logger.info("not everything was loaded ahead error=%s", error)
+
+    def _read_ahead(self, directory: str) -> None:
+        from gracepoint.session.ahead_in_keeper import read_ahead
+
+        with trace.span("begin to read ahead"):
+            begun_bytes = read_ahead(directory, self._settings.process_id)
+        logger.info("reading ahead what this process saved last bytes=%d", begun_bytes)
 
 
 #: Where a single process without any setting keeps its checkpoints, below the current folder.
@@ -261,8 +292,8 @@ def _opened(
     receiver: Receiver | None,
     start: ProcessStart,
 ) -> Session:
-    begin(settings)
     with contextlib.ExitStack() as until_it_ends, contextlib.ExitStack() as if_it_fails:
+        if_it_fails.callback(Preloading(settings).leave)
         programs = ProgramWatch()
         if_it_fails.callback(programs.close)
         with watch.at("joining of the JAX cluster"):

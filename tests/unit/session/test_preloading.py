@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -11,8 +16,27 @@ import pytest
 import gracepoint
 from gracepoint.session import attach
 from gracepoint.settings import Settings
+from gracepoint.wire.names import DEFAULT_NOT_JOINED_EXIT_CODE, Env
 
 WAIT_S = 60.0
+
+#: Waits a second for another process, and then leaves. Meanwhile C++ code of TensorStore's import calls a Python
+#: function, which lasts longer.
+IMPORTS_SLOWLY = """
+import builtins, sys, time
+import gracepoint, jax
+real = builtins.__import__
+def slowly(*arguments, **options):
+    loader = sys._getframe(2).f_locals.get("self")
+    if arguments[0] == "numpy" and getattr(loader, "name", None) == "tensorstore._tensorstore":
+        print("imports", flush=True)
+        until_s = time.monotonic() + 3.0
+        while time.monotonic() < until_s:
+            time.sleep(0.001)
+    return real(*arguments, **options)
+builtins.__import__ = slowly
+gracepoint.attach(sys.argv[1])
+"""
 
 
 def settings(directory: Path | str | None, process_count: int | None = 2, process: int = 0) -> Settings:
@@ -21,10 +45,7 @@ def settings(directory: Path | str | None, process_count: int | None = 2, proces
 
 
 def preload(given: Settings) -> None:
-    thread = attach.begin(given)
-    assert thread is not None
-    thread.join(WAIT_S)
-    assert not thread.is_alive()
+    assert attach.Preloading(given).wait(WAIT_S)
 
 
 def test_the_newest_checkpoint_is_read_ahead(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -44,4 +65,32 @@ def test_what_cannot_be_loaded_is_left_to_attach(directory: str | None, caplog: 
 
 @pytest.mark.parametrize("process_count", [None, 1])
 def test_a_process_alone_waits_for_nobody(tmp_path: Path, process_count: int | None) -> None:
-    assert attach.begin(settings(tmp_path, process_count)) is None
+    assert attach.Preloading(settings(tmp_path, process_count)).wait(0.0)
+    assert not [thread for thread in threading.enumerate() if thread.name == "gracepoint-preload"]
+
+
+@pytest.mark.integration
+def test_a_process_that_leaves_while_tensorstore_is_imported_has_its_exit_code(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    place = {
+        Env.PROCESS_COUNT: "2",
+        Env.PODS_PER_JOB: "2",
+        Env.COORDINATOR_JOB: "w",
+        Env.COORDINATOR_PORT: str(port),
+        Env.SUBDOMAIN: "gpt",
+        Env.JOBSET_NAME: "gpt",
+        Env.JOIN_TIMEOUT_S: "1",
+        "JOB_COMPLETION_INDEX": "0",
+    }
+    left = subprocess.run(
+        [sys.executable, "-c", IMPORTS_SLOWLY, str(tmp_path)],
+        env={**os.environ, **place},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT_S,
+    )
+    assert left.stdout == "imports\n"
+    assert "waited 1 s for process 1" in left.stderr
+    assert left.returncode == DEFAULT_NOT_JOINED_EXIT_CODE, left.stderr
