@@ -151,7 +151,8 @@ class GoodputLedger:
             return self
         life = self.current
         if life is None or _is_next(life, observation):
-            return self._beginning(observation.attempt, observation.created)._observed(observation)  # noqa: SLF001 - another one of this class
+            ledger = self._beginning(observation.attempt, observation.created, is_overlapped=observation.is_overlapped)
+            return ledger._observed(observation)  # noqa: SLF001 - another one of this class
         return self._observed(observation) if observation.created.stamp_ms >= _second(life.created_ms) else self
 
     def with_process_times(self, times: ProcessTimes) -> GoodputLedger:
@@ -212,14 +213,16 @@ class GoodputLedger:
         life = self.current
         return dataclasses.replace(self, finished_ms=now_ms if life is None or life.gone_ms is None else life.gone_ms)
 
-    def _beginning(self, attempt: int, created: Moment) -> GoodputLedger:
+    def _beginning(self, attempt: int, created: Moment, *, is_overlapped: bool = False) -> GoodputLedger:
         """Returns the ledger with a new life, of which nothing else is known."""
         before = self.current
         if before is None:
             life = Life(began_ms=self.since_ms, attempt=attempt, created_ms=max(self.since_ms, created.at_ms))
             return dataclasses.replace(self, lives=(life,))
         # The pods of the life before may still end. From now on, the time is the new life's.
-        end_ms = before.unseen_end_ms(created.at_ms) if before.gone_ms is None else before.gone_ms
+        end_ms = before.gone_ms
+        if end_ms is None:
+            end_ms = created.at_ms if is_overlapped else before.unseen_end_ms(created.at_ms)
         gone_ms = max(before.began_ms, min(created.at_ms, end_ms))
         previous_life = dataclasses.replace(before, gone_ms=gone_ms)
         life = Life(began_ms=gone_ms, attempt=attempt, created_ms=max(gone_ms, created.at_ms))

@@ -356,11 +356,12 @@ class PodsObservation:
     Attributes:
         attempt: Number of the workload's restarts when the pods were made.
         created: When the first pod was created.
-        bound: When the last pod was bound, if all are that were created so far.
-        pods: How many pods these are.
+        bound: When the last pod was bound, if all are.
+        pods: How many pods there are.
         started: When the last container was started, if all are.
         broke_ms: When the first process ended.
         gone_ms: When the last process had ended, if all have.
+        is_overlapped: Whether a process of the life before still ran when this one was seen.
     """
 
     attempt: int
@@ -370,6 +371,7 @@ class PodsObservation:
     started: Moment | None = None
     broke_ms: int | None = None
     gone_ms: int | None = None
+    is_overlapped: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -105,7 +105,17 @@ def look(gang: GangSnapshot, life: Life | None, previous: LastLook | None, now_m
         newer = [pod for pod in newer if pod.restart_attempt == attempt]
         created = _moment(min(pod.created_at for pod in newer), now_ms)
         ends = _ends(newer, {}, now_ms)
-        observation = _observation(newer, attempt, created, now_ms, ends, ended_ms=[], ran=False)
+        observation = _observation(
+            newer,
+            attempt,
+            created,
+            now_ms,
+            ends,
+            ended_ms=[],
+            ran=False,
+            is_whole=_is_whole(gang, newer),
+            is_overlapped=any(pod.node in gang.nodes and pod.ended_at is None for pod in of_life if not pod.finished),
+        )
         pods_of_newer = frozenset(pod.uid for pod in newer)
         after = PodsSeen((observation,), LastLook(attempt, created.stamp_ms, pods_of_newer, ended=ends))
     else:
@@ -115,10 +125,13 @@ def look(gang: GangSnapshot, life: Life | None, previous: LastLook | None, now_m
     second_ms = life.created_ms // _SECOND_MS * _SECOND_MS
     if previous is None or (previous.attempt, previous.created_ms) != (life.attempt, second_ms):
         previous = LastLook(life.attempt, second_ms)
+    if former := _former(of_life, second_ms):
+        former_uids = {pod.uid for pod in former}
+        of_life = [pod for pod in of_life if pod.uid not in former_uids]
     created = Moment(stamp_ms=life.created_ms, at_ms=life.created_ms)
     # What fails before all containers run is made again, and does not end the life.
     ran = life.started_ms is not None
-    if of_life or previous.pods:
+    if of_life or former or previous.pods:
         vanished_ms = [now_ms] if previous.pods - {pod.uid for pod in pods} else []
         nodes = previous.nodes | gang.nodes.keys()
         unseen_nodes = _unseen(of_life, nodes, previous.unseen, now_ms) if gang.nodes else {}
@@ -127,7 +140,16 @@ def look(gang: GangSnapshot, life: Life | None, previous: LastLook | None, now_m
         lost_nodes |= {node: since_ms for node, since_ms in unseen_nodes.items() if since_ms + _UNSEEN_MS <= now_ms}
         ends = _ends(of_life, previous.ended, now_ms)
         observation = _observation(
-            of_life, life.attempt, created, now_ms, ends, ended_ms=vanished_ms, lost_nodes=lost_nodes, ran=ran
+            of_life,
+            life.attempt,
+            created,
+            now_ms,
+            ends,
+            ended_ms=vanished_ms,
+            lost_nodes=lost_nodes,
+            ran=ran,
+            is_whole=_is_whole(gang, of_life),
+            former=former,
         )
         last_look = dataclasses.replace(
             previous,
@@ -178,6 +200,27 @@ def _is_older(life: Life, pod: Pod) -> bool:
     return pod.finished and _ms(pod.created_at) < second_ms and _ms(ended_at) <= second_ms
 
 
+def _former(pods: Sequence[Pod], second_ms: int) -> list[Pod]:
+    """Returns those that are pods of the life before one that began when pods were made, in that second.
+
+    The processes of one start do not end at once, and a Job replaces each of its pods when that one has ended. If
+    containers are started again in the same pods, all of these are older than the life.
+    """
+    began_at = second_ms / _SECOND_MS
+    if all(pod.created_at < began_at for pod in pods):
+        return []
+    return [pod for pod in pods if pod.created_at < began_at and (pod.started_at or 0.0) < began_at]
+
+
+def _is_whole(gang: GangSnapshot, pods: Sequence[Pod]) -> bool:
+    """True if these pods are all that their Jobs make. Those that have ended count: others will take their place."""
+    there: dict[str, set[int]] = {}
+    for pod in pods:
+        there.setdefault(pod.job_name, set()).add(pod.completion_index)
+    jobs = {name: gang.jobs.get(name) for name in there}
+    return all(job is None or len(there[name]) >= job.pod_count for name, job in jobs.items())
+
+
 def _unseen(
     pods: Sequence[Pod], visible: AbstractSet[str], previous: Mapping[str, int], now_ms: int
 ) -> Mapping[str, int]:
@@ -209,6 +252,9 @@ def _observation(
     ended_ms: Sequence[int],
     lost_nodes: Mapping[str, int] = types.MappingProxyType({}),
     ran: bool,
+    is_whole: bool = True,
+    is_overlapped: bool = False,
+    former: Sequence[Pod] = (),
 ) -> PodsObservation:
     """Returns what is seen of a life with these pods.
 
@@ -221,20 +267,24 @@ def _observation(
         ended_ms: When pods ended that are not there any more.
         lost_nodes: Nodes that are not there any more, and when that was seen.
         ran: True if all its containers were started once.
+        is_whole: False if some of its pods are not made yet.
+        is_overlapped: As in ``PodsObservation``.
+        former: Pods of the life before, which others are to replace in this one.
     """
     unfinished = [pod for pod in pods if not pod.finished]
-    living_pods = [pod for pod in unfinished if pod.node not in lost_nodes]
+    living_pods = [pod for pod in (*unfinished, *former) if not pod.finished and pod.node not in lost_nodes]
     by_kubelet = [ends.get(pod.uid) for pod in pods if pod.finished]
     ended_ms = [*ended_ms, *(now_ms if end is None else _moment_of_kubelet(*end).at_ms for end in by_kubelet)]
     broken_ms = [*ended_ms, *(lost_nodes[pod.node] for pod in unfinished if pod.node in lost_nodes)]
     return PodsObservation(
         attempt=attempt,
         created=created,
-        bound=_last([pod.bound_at if pod.node else None for pod in unfinished], now_ms, _moment),
+        bound=_last([pod.bound_at if pod.node else None for pod in unfinished], now_ms, _moment) if is_whole else None,
         pods=len(unfinished),
-        started=_last([pod.started_at for pod in unfinished], now_ms, _moment_of_kubelet),
+        started=_last([pod.started_at for pod in unfinished], now_ms, _moment_of_kubelet) if is_whole else None,
         broke_ms=min(broken_ms) if broken_ms and (ran or not living_pods) else None,
         gone_ms=None if living_pods else max(ended_ms, default=max(broken_ms, default=now_ms)),
+        is_overlapped=is_overlapped,
     )
 
 

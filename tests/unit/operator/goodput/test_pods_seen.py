@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from gracepoint_operator.goodput.accounts import GoodputLedger
-from gracepoint_operator.goodput.life import Life, PodsObservation
+from gracepoint_operator.goodput.life import Category, Life, PodsObservation
 from gracepoint_operator.goodput.pods_seen import LastLook, look
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.workloads import JOBSETS
@@ -192,6 +192,77 @@ def test_a_life_nobody_saw_end_is_no_part_of_the_next(scene: Scene, failed: list
     assert ledger.current is not None
     assert ledger.current.created_ms == (NOW_MS - 9_500 if lives == 2 else CREATED_MS)
     assert ledger.current.began_ms == (NOW_MS - 19_500 if lives == 2 else 0)
+
+
+def again(index: int, created_at: float, started_at: float | None = None) -> Body:
+    """As ``remade``, with a node at once."""
+    body = objects.pod(index, created_at=created_at, phase="Pending")
+    body["metadata"] |= {"name": f"again-{index}", "uid": f"uid-again-{index}"}
+    return body if started_at is None else running(started(body, started_at))
+
+
+def test_a_life_whose_processes_come_one_by_one_starts_with_the_last_of_them() -> None:
+    """Process 0 died with its machine, and its Job made it again; process 1 took two minutes to leave."""
+    trained = dataclasses.replace(life(), joined_ms=CREATED_MS + 12_000, trained_ms=CREATED_MS + 13_000)
+    scene, ledger, known = Scene(), GoodputLedger(since_ms=0, lives=(trained,)), known_pods()
+
+    def see(*bodies: Body, gone: Body | None = None) -> None:
+        nonlocal ledger, known
+        for body in bodies:
+            scene.seen(kinds.PODS, body)
+        if gone is not None:
+            scene.gone(gone)
+        found = look(scene.cache.gang(JOBSET_UID), ledger.current, known, round(scene.clock() * 1000))
+        known = found.last_look  # type: ignore[assignment]
+        for observation in found.observations:
+            ledger = ledger.with_pods(observation)
+
+    for index in range(2):
+        scene.seen(kinds.PODS, running(started(objects.pod(index))))
+    scene.clock.move(10)
+    see(gone=objects.pod(0))
+    scene.clock.move(30)
+    see(again(0, NOW + 40))
+    scene.clock.move(2)
+    see(again(0, NOW + 40, NOW + 41))
+    assert ledger.state() is Category.SCHEDULING
+    scene.clock.move(118)
+    see(gone=objects.pod(1))
+    scene.clock.move(10)
+    see(again(1, NOW + 170))
+    scene.clock.move(2)
+    see(again(1, NOW + 170, NOW + 171))
+    before, current = ledger.lives
+    assert (before.broke_ms, before.gone_ms) == (NOW_MS + 10_000, NOW_MS + 40_000)
+    assert (current.began_ms, current.created_ms, current.bound_pods) == (NOW_MS + 40_000, NOW_MS + 40_000, 2)
+    assert current.started_ms is not None
+    assert NOW_MS + 171_000 <= current.started_ms < NOW_MS + 172_000
+    assert (current.broke_ms, current.gone_ms, ledger.disruptions) == (None, None, 1)
+    scene.clock.move(100)
+    see(gone=again(0, NOW + 40))
+    assert ledger.lives[-1].broke_ms == NOW_MS + 272_000
+
+
+def test_a_process_that_has_left_late_with_its_pod_kept_ends_no_later_life(scene: Scene) -> None:
+    """The Job keeps the pod of the life before, which ended within the present one."""
+    scene.seen(kinds.PODS, started(objects.pod(1), ended=NOW + 30))
+    scene.seen(kinds.PODS, again(0, NOW, NOW + 2))
+    scene.seen(kinds.PODS, again(1, NOW + 32, NOW + 33))
+    scene.gone(objects.pod(0))
+    scene.clock.move(40)
+    current = dataclasses.replace(life(created_ms=NOW_MS), started_ms=NOW_MS + 33_500)
+    (found,) = seen(scene, current)
+    assert (found.broke_ms, found.gone_ms, found.pods) == (None, None, 2)
+
+
+def test_pods_that_are_seen_in_another_order_than_they_were_created_are_one_life(scene: Scene) -> None:
+    """Two that were made at once may have the seconds before and after a tick."""
+    for index, second in enumerate((NOW, NOW - 1)):
+        scene.seen(kinds.PODS, running(started(objects.pod(index, created_at=second), NOW + 5)))
+    scene.clock.move(10)
+    (found,) = seen(scene, dataclasses.replace(life(created_ms=NOW_MS), bound_ms=None, started_ms=None))
+    assert found.pods == 2
+    assert found.started is not None
 
 
 def test_pods_of_the_next_attempt_are_a_new_life(scene: Scene) -> None:
