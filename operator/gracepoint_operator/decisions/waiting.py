@@ -281,7 +281,12 @@ def _of_process(gang: GangSnapshot, pods: Sequence[Pod], now: float) -> _Held | 
     newest = pods[-1]
     if newest.holdup is None:
         return None
-    refused = [pod for pod in pods if pod.holdup is not None and pod.holdup.at is HeldUp.REFUSED]
+    refused: list[Pod] = []  # since the last one that ran
+    for pod in pods:
+        if pod.holdup is not None and pod.holdup.at is HeldUp.REFUSED:
+            refused.append(pod)
+        elif pod.started_at is not None:
+            refused.clear()
     if (kind := _kind(gang, newest, newest.holdup)) is None:
         return None
     since = _since(newest, newest.holdup)
@@ -289,7 +294,7 @@ def _of_process(gang: GangSnapshot, pods: Sequence[Pod], now: float) -> _Held | 
     if refused and (kind is WaitKind.KUBELET or kind is WaitKind.DEVICE or _is_young(since, now)):
         last_refused = refused[-1]
         assert last_refused.holdup is not None
-        return _refusal(last_refused.holdup), last_refused, last_refused.holdup, refused[0].created_at or None
+        return _refusal(last_refused.holdup), last_refused, last_refused.holdup, _since(refused[0], last_refused.holdup)
     return kind, newest, newest.holdup, since
 
 
@@ -300,7 +305,7 @@ def _is_young(since: float | None, now: float) -> bool:
 def _since(pod: Pod, holdup: Holdup) -> float | None:
     if holdup.at is HeldUp.SIDECAR:
         return None
-    if holdup.at is HeldUp.ENDED:
+    if holdup.at is HeldUp.ENDED or (holdup.at is HeldUp.REFUSED and pod.ended_at is not None):
         return pod.ended_at
     if holdup.at in (HeldUp.INIT, HeldUp.CONTAINER) and pod.bound_at is not None:
         return pod.bound_at

@@ -255,7 +255,7 @@ class Pod:
         phase: As in the status: Pending, Running, Succeeded or Failed.
         ready: Whether its condition Ready is True.
         started_at: When the last of its containers was started. None while one was not.
-        ended_at: When the last of its containers ended. None while one has not.
+        ended_at: When the last of its containers ended, or when its kubelet refused it. None while one has not.
         membership: The workload to which it belongs.
         protection: Its annotations that autoscalers look at, and the operator's note about them.
         holdup: What holds it up, or how it has failed. None if all its containers run, or have ended well.
@@ -428,6 +428,9 @@ def read_pod(body: Mapping[str, Any], membership_of: Callable[[Mapping[str, str]
         conditions, labels = true_conditions(status), read_labels(meta)
         containers = [entry.get("state") or {} for entry in status.get("containerStatuses") or ()]
         scheduled = conditions.get("PodScheduled")
+        holdup = _read_holdup(spec, status)
+        is_refused = holdup is not None and holdup.at is HeldUp.REFUSED
+        ended_at = _last([_time_of(state, "finishedAt", "terminated") for state in containers])
         return Pod(
             namespace=shared(text(meta["namespace"])),
             name=text(meta["name"]),
@@ -454,10 +457,10 @@ def read_pod(body: Mapping[str, Any], membership_of: Callable[[Mapping[str, str]
             phase=shared(text(status.get("phase") or "Pending")),
             ready="Ready" in conditions,
             started_at=_last([_time_of(state, "startedAt", "running", "terminated") for state in containers]),
-            ended_at=_last([_time_of(state, "finishedAt", "terminated") for state in containers]),
+            ended_at=_reason_written_at(meta) if is_refused else ended_at,
             membership=shared(membership_of(labels)),
             protection=_protection(meta.get("annotations") or {}),
-            holdup=_read_holdup(spec, status),
+            holdup=holdup,
         )
 
 
@@ -465,6 +468,17 @@ def _read_holdup(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Holdup |
     """Reads what holds up a pod. Equal ones are in memory once: a thousand pods may wait for the same."""
     holdup = _holdup(spec, status)
     return None if holdup is None else shared(holdup)
+
+
+def _reason_written_at(meta: Mapping[str, Any]) -> float | None:
+    """Returns when the reason in the status of an object was written. None if its managed fields do not say.
+
+    A kubelet that refuses a pod writes no other time. It may refuse one that ran, after a reboot of its machine, and
+    then drops all that the status said of that.
+    """
+    entries = meta.get("managedFields") or ()
+    owners = [entry for entry in entries if "f:reason" in ((entry.get("fieldsV1") or {}).get("f:status") or {})]
+    return max((at for entry in owners if (at := parse_time(entry.get("time"))) is not None), default=None)
 
 
 def _holdup(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Holdup | None:

@@ -52,6 +52,15 @@ def refused(reason: str, message: str, *, life: int = 0, created_at: float = NOW
     return made
 
 
+def refused_at(body: Body, at: float) -> Body:
+    """With the time that the API server notes beside what the kubelet has written."""
+    fields: Body = {"f:status": {"f:message": {}, "f:phase": {}, "f:reason": {}}}
+    by_kubelet = {"manager": "kubelet", "subresource": "status", "time": objects.stamp(at), "fieldsV1": fields}
+    by_job = {"manager": "kube-controller-manager", "time": objects.stamp(at + 1), "fieldsV1": {"f:metadata": {}}}
+    body["metadata"]["managedFields"] = [by_kubelet, by_job]
+    return body
+
+
 def container(name: str = "trainer", **state: Body) -> Body:
     return {"name": name, "state": state, "lastState": {}, "restartCount": 0, "ready": False, "started": False}
 
@@ -429,3 +438,18 @@ def test_a_program_that_fails_after_refusals_is_no_wait() -> None:
     crashed["status"] = {"phase": "Failed", "containerStatuses": [container(terminated=state)]}
     scene.seen(kinds.PODS, crashed)
     assert waits(scene) == ()
+
+
+def test_a_pod_that_ran_and_is_refused_after_a_reboot_is_refused_since_then() -> None:
+    """The kubelet drops what the status said of its containers."""
+    wait = the_wait(replaced(Scene(), refused_at(refused("NodeAffinity", "affinity", created_at=NOW - 3600), NOW - 2)))
+    assert (wait.kind, wait.since) == (WaitKind.KUBELET, NOW - 2)
+
+
+def test_a_refusal_is_over_once_another_pod_of_the_process_ran() -> None:
+    scene = replaced(Scene(), refused_at(refused("NodeAffinity", "affinity", created_at=NOW - 3600), NOW - 300))
+    left = refused("", "", life=1, created_at=NOW - 200)
+    state = ended(SAVED) | {"finishedAt": objects.stamp(NOW - 2)}
+    left["status"] = {"phase": "Failed", "containerStatuses": [container(terminated=state)]}
+    scene.seen(kinds.PODS, left)
+    assert [wait.kind for wait in waits(scene) if wait.kind is WaitKind.KUBELET] == []
