@@ -151,7 +151,7 @@ class _Run:
         with evictions.running(), self._flooded(replicas):
             self._disruptions(clients, replicas)
             self._measured.told_by_both_s = self._big(clients, replicas, "1")
-            evictions.ports = [replicas[0].webhooks]
+            evictions.ask([replicas[0].webhooks])
             _say("one replica is killed")
             replicas[1].kill()
             killed_s = time.monotonic()

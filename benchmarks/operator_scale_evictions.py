@@ -1,20 +1,26 @@
 """Asks the eviction webhook again and again, as the API server does while nodes are drained.
 
-Threads: one, with an event loop, while ``running``. It stands for API servers on other machines, so it gets a processor
-before all that this machine runs at once, if the benchmark may have it so.
+It stands for API servers on other machines. So it is a process of its own, whose interpreter does nothing else, and
+gets a processor before all that this machine runs at once, if the benchmark may have it so. It reads lines of JSON:
+first what it needs, then the ports whenever others count. At the end of its input it prints what came of it, and ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import ssl
+import subprocess
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -27,6 +33,7 @@ _TIMEOUT_S = 10.0
 _NICENESS = -10
 #: Pods of so many JobSets are evicted, the big one among them.
 _GANGS = 6
+_ROOT = Path(__file__).parents[1]
 
 
 class Evictions:
@@ -34,58 +41,91 @@ class Evictions:
 
     Args:
         certificate: The operator's.
-        ports: Where the webhooks of the replicas listen. May be replaced.
+        ports: Where the webhooks of the replicas listen.
         gangs: The JobSets.
 
     Attributes:
-        took_s: How long each answer took.
-        failed: How many attempts were not answered.
+        took_s: How long each answer took. Filled once ``running`` is left.
+        failed: How many attempts were not answered. Likewise.
     """
 
     def __init__(self, certificate: Certificate, ports: Sequence[int], gangs: Sequence[Gang]) -> None:
-        self.ports = ports
         self.took_s: list[float] = []
         self.failed = 0
-        self._context = ssl.create_default_context(cadata=certificate.ca)
-        self._path = path_of(PATH_EVICTIONS, certificate.webhook_token)
-        self._gangs = gangs[1:_GANGS]  # the notices of the big one are measured
-        self._ends = threading.Event()
+        self._asked = {
+            "ca": certificate.ca,
+            "path": path_of(PATH_EVICTIONS, certificate.webhook_token),
+            # The notices of the big one are measured.
+            "pods": [[gang.namespace, [gang.pod_name(i) for i in range(gang.count)]] for gang in gangs[1:_GANGS]],
+        }
+        self._ports = list(ports)
+        self._child: subprocess.Popen[str] | None = None
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="evictions", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._ends.set()
-            thread.join(2 * _TIMEOUT_S)
+        command = [sys.executable, "-m", "benchmarks.operator_scale_evictions"]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=_ROOT) as child:
+            self._child = child
+            try:
+                self._tell(self._asked)
+                self._tell(self._ports)
+                yield
+            except BaseException:
+                child.kill()
+                raise
+            said, _ = child.communicate(timeout=2 * _TIMEOUT_S)
+        self.took_s, self.failed = json.loads(said)
 
-    async def _run(self) -> None:
-        with contextlib.suppress(PermissionError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+    def ask(self, ports: Sequence[int]) -> None:
+        """From now on, these ports alone are asked."""
+        self._tell(list(ports))
+
+    def _tell(self, line: object) -> None:
+        assert self._child is not None
+        assert self._child.stdin is not None
+        print(json.dumps(line), file=self._child.stdin, flush=True)
+
+
+class _Asker:
+    """The other process. A thread reads the ports while the event loop asks, and ends with the input."""
+
+    def __init__(self, asked: dict[str, Any], ports: list[int]) -> None:
+        self._context = ssl.create_default_context(cadata=asked["ca"])
+        self._path = asked["path"]
+        self._pods = asked["pods"]
+        self._ports = ports
+        self._ends = threading.Event()
+        self.took_s: list[float] = []
+        self.failed = 0
+
+    def read_ports(self) -> None:
+        for line in sys.stdin:
+            self._ports = json.loads(line)
+        self._ends.set()
+
+    async def run(self) -> None:
         chosen = random.Random(0)
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             while not self._ends.is_set():
                 await asyncio.sleep(_EVERY_S)
-                gang, port = chosen.choice(self._gangs), chosen.choice(self.ports)
+                (namespace, names), port = chosen.choice(self._pods), chosen.choice(self._ports)
                 url = f"https://localhost:{port}{self._path}"
                 began_s = time.monotonic()
                 try:
-                    body = _review(gang, chosen.randrange(gang.count))
+                    body = _review(namespace, chosen.choice(names))
                     async with session.post(url, json=body, ssl=self._context) as answer:
                         answer.raise_for_status()
                         await answer.read()
                 except (aiohttp.ClientError, TimeoutError):
-                    self.failed += port in self.ports  # not if the replica was killed meanwhile
+                    self.failed += port in self._ports  # not if the replica was killed meanwhile
                 else:
                     self.took_s.append(time.monotonic() - began_s)
 
 
-def _review(gang: Gang, index: int) -> dict[str, object]:
-    name = gang.pod_name(index)
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"namespace": gang.namespace, "name": name}}
+def _review(namespace: str, name: str) -> dict[str, object]:
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"namespace": namespace, "name": name}}
     return {
         "apiVersion": "admission.k8s.io/v1",
         "kind": "AdmissionReview",
@@ -95,9 +135,22 @@ def _review(gang: Gang, index: int) -> dict[str, object]:
             "resource": {"group": "", "version": "v1", "resource": "pods"},
             "subResource": "eviction",
             "operation": "CREATE",
-            "namespace": gang.namespace,
+            "namespace": namespace,
             "name": name,
             "object": eviction,
             "dryRun": False,
         },
     }
+
+
+def _main() -> None:
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+    asker = _Asker(json.loads(sys.stdin.readline()), json.loads(sys.stdin.readline()))
+    threading.Thread(target=asker.read_ports, name="ports", daemon=True).start()
+    asyncio.run(asker.run())
+    print(json.dumps([asker.took_s, asker.failed]))
+
+
+if __name__ == "__main__":
+    _main()
