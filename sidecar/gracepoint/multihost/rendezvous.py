@@ -87,7 +87,7 @@ HEARTBEAT_S = 300
 _HTTP2_PREFACE = b"PRI * HTTP/2.0"
 _JOIN_S = 1.0
 #: Seconds without a sync point after a process was lost, until the others leave. JAX ends them after half of
-#: ``HEARTBEAT_S`` at the earliest, counted from the death, and a silent death is noticed after 90 s.
+#: ``HEARTBEAT_S`` at the earliest, counted from the death, and a silent death is noticed after 90 to 105 s.
 STANDS_S = 10.0
 #: Seconds after a loss that was noticed early, until training need not have stalled: by then JAX would end them soon.
 EARLY_S = 55.0
@@ -96,7 +96,10 @@ EARLY_FOR_NOTHING_S = 90.0
 #: Seconds after the loss of a connection in which training has gone on, so that the process at its end must live.
 GOES_ON_S = 30.0
 #: Seconds after which a quiet connection carries a message: proxies of a service mesh close those that carry none.
+#: Not if the other end is silent. The kernel would ask for no more signs of life, and count anew from the message on.
 ALIVE_S = 60.0
+#: Where struct tcp_info (linux/tcp.h) has the number of questions for a sign of life that were not answered.
+_PROBES = 3
 #: Seconds for a look whether process 0 has ended: then its port refuses at once.
 _LOOK_S = 0.5
 #: Seconds that process 0, which hosts JAX's service, gives the others to leave before it.
@@ -228,6 +231,17 @@ class Line:
         """Sends a message. A connection that has broken shows when it is read."""
         with contextlib.suppress(OSError):
             self.sock.sendall(json.dumps(message).encode() + b"\n")
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the kernel waits for a sign of life of the other end. False on systems that do not say so."""
+        if not hasattr(socket, "TCP_INFO"):
+            return False
+        try:
+            state = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _PROBES + 1)
+        except OSError:  # no TCP
+            return False
+        return state[_PROBES] > 0
 
     def receive(self) -> list[dict[str, Any]] | None:
         """Returns the messages that have come. None if the other end has closed, or says what is no message."""
@@ -380,7 +394,9 @@ class Gathering:
                         return
                     ready = [key for key, _ in selector.select(min(left_s, 1.0 if self._lost else ALIVE_S))]
                     if not ready and not self._lost:
-                        self._tell(alive=True)
+                        for line in self._lines:
+                            if not line.is_silent:
+                                line.send(alive=True)
                     if any(key.data is None for key in ready):
                         if not (message := woken.recv(_LINE_BYTES)):
                             return

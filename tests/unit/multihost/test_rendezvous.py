@@ -6,11 +6,14 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import errno
+import fcntl
 import functools
 import itertools
 import json
 import logging
 import socket
+import struct
+import termios
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -629,6 +632,32 @@ def test_a_quiet_connection_carries_a_message(come: Come, monkeypatch: pytest.Mo
     monkeypatch.setattr(Line, "receive", spy)
     with attached(come, 2):
         assert heard.wait(WITHIN_S)
+
+
+def test_a_message_to_a_silent_machine_does_not_put_off_its_loss(come: Come, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel gives a connection up by what was sent last, if that was not acknowledged."""
+    options = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 60, "TCP_USER_TIMEOUT": 60_000}
+    monkeypatch.setattr(rendezvous, "_KEEPALIVE_LATER", options)
+    monkeypatch.setattr(rendezvous, "ALIVE_S", 1.5)
+    with attached(come, 2) as processes:
+        (_, _, lines), (_, _, (line,)) = processes
+        both = (line, *lines)
+        until(lambda: all(each.joined and not unacknowledged_bytes(each) for each in both), "all to have attached")
+        monkeypatch.setattr(lines[0], "send", lambda **_: None)
+        silence(lines[0].sock)
+        for number in range(1, 5):
+            until(lambda: unanswered(line) >= number, f"question {number} of the kernel")  # noqa: B023 - called at once
+            assert unacknowledged_bytes(line) == 0
+
+
+def unanswered(line: Line) -> int:
+    """How often the kernel has asked the other end for a sign of life since the last one."""
+    return line.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[3]
+
+
+def unacknowledged_bytes(line: Line) -> int:
+    """How many bytes the other end has not acknowledged."""
+    return int(struct.unpack("i", fcntl.ioctl(line.sock, termios.TIOCOUTQ, bytes(4)))[0])
 
 
 def test_who_needs_process_0_no_more_lives_on_when_it_ends(come: Come) -> None:
