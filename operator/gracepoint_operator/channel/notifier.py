@@ -85,6 +85,7 @@ class Subscriber:
     Attributes:
         hello: The message with which the process subscribed.
         sent_deadlines: The deadline that was sent last, in seconds since the epoch, by name of the preemption.
+        sent_causes: The cause that was sent last, by name of the preemption.
         retracted: Names of preemptions whose retraction was sent.
         hinted: Marks of which a hint was sent.
         placement: The placement of snapshots that was sent last, and when, in seconds since the epoch. None: none was.
@@ -97,6 +98,7 @@ class Subscriber:
     def __init__(self, hello: Subscription, calls: LoopCalls | None = None) -> None:
         self.hello = hello
         self.sent_deadlines: dict[str, float] = {}
+        self.sent_causes: dict[str, str] = {}
         self.retracted: set[str] = set()
         self.hinted: set[str] = set()
         self.trusts = hello.trust
@@ -365,7 +367,9 @@ class Notifier:
                 self.store_and_notify(preemption)
                 logger.info("signal", extra=decided(preemption=preemption.name, signal=preemption.spec.signal))
             case Move():
-                self.store_and_notify(dataclasses.replace(decision.preemption, spec=decision.spec))
+                before, spec = decision.preemption, decision.spec
+                corrected = before.corrected or spec.cause != before.spec.cause
+                self.store_and_notify(dataclasses.replace(before, spec=spec, corrected=corrected))
             case End():
                 after = preemption_status.ended(
                     decision.preemption.status, decision.phase, decision.reason, decision.message, now
@@ -394,6 +398,7 @@ class Notifier:
         retracted = preemption.phase is Phase.RETRACTED
         # Nobody is notified long after the deadline: such a record was restored from a backup.
         is_over = preemption.phase.ended or is_late(preemption, self._clock())
+        may_correct = preemption.phase.rank < Phase.FROZEN.rank
         wake_ups = WakeUps()
         for subscriber in subscribers[begin : begin + AT_ONCE]:
             pod = pods.get(subscriber.hello.pod_uid)
@@ -405,8 +410,10 @@ class Notifier:
             if is_over:
                 continue
             sent_deadline_at = subscriber.sent_deadlines.get(preemption.name)
-            if sent_deadline_at is None or abs(deadline_at - sent_deadline_at) > DEADLINE_TOLERANCE_S:
+            moved = sent_deadline_at is None or abs(deadline_at - sent_deadline_at) > DEADLINE_TOLERANCE_S
+            if moved or (may_correct and subscriber.sent_causes.get(preemption.name) != preemption.spec.cause):
                 subscriber.sent_deadlines[preemption.name] = deadline_at
+                subscriber.sent_causes[preemption.name] = preemption.spec.cause
                 notice = _OutgoingNotice(subscriber, pod, preemption, self._clock, self._record_notice)
                 subscriber.send(Outgoing(notice.make, notice.written, notice.sent), wake_ups)
         wake_ups.post()

@@ -171,9 +171,38 @@ def cause(timed: Sequence[Timed]) -> str:
 
     What takes a node away evicts its pods, often within milliseconds, and the evictions have the nearer deadline.
     """
+    return _earliest(_causing(timed)).signal.cause
+
+
+def _causing(timed: Sequence[Timed]) -> list[Timed]:
+    """Returns the signals that may give the cause."""
     leaving = {item.signal.node for item in timed if _takes_the_node(item.signal)}
     own = [item for item in timed if item.signal.kind is not SignalKind.EVICTION or item.signal.node not in leaving]
-    return min(root_causes(own), key=lambda item: item.deadline_at).signal.cause
+    return root_causes(own)
+
+
+def _earliest(timed: Iterable[Timed]) -> Timed:
+    return min(timed, key=lambda item: item.deadline_at)
+
+
+def _corrected_cause(current: PreemptionRecord, timed: Sequence[Timed]) -> str:
+    """Returns the cause of an open preemption: another one if what it began with follows from a signal that came late.
+
+    Watches of different kinds and evictions are not in order with one another. So the object must say that its signal
+    began before the preemption: what happens later is not the cause. If the signal that the preemption began with is
+    not known here, the cause stays, since another replica may know more.
+    """
+    causing = _causing(timed)
+    first = _earliest(causing).signal
+    if first.cause == current.spec.cause or current.phase.rank >= Phase.FROZEN.rank:
+        return current.spec.cause
+    kept = set(map(id, causing))
+    following = [item.signal for item in timed if id(item) not in kept]
+    known = {signal.cause for signal in following}
+    if any(signal.kind is SignalKind.EVICTION for signal in following):
+        known.add(Cause.DRAIN)  # before a taint was seen that announces another cause
+    is_late = first.began_at is not None and first.began_at <= current.spec.observed_at.timestamp()
+    return first.cause if is_late and current.spec.cause in known else current.spec.cause
 
 
 def _takes_the_node(signal: Signal) -> bool:
@@ -185,9 +214,13 @@ def _takes_the_node(signal: Signal) -> bool:
 def root_causes(timed: Sequence[Timed]) -> list[Timed]:
     """Returns the signals without those that follow from another one of them.
 
-    A suspended workload deletes its pods, and Kueue suspends a workload that it evicts. Several watches bring these, in
-    any order. What began it gives the cause.
+    A suspended workload deletes its pods, and Kueue suspends a workload that it evicts. Karpenter deletes the Node of a
+    deleted NodeClaim, and only the NodeClaim says why. Several watches bring these, in any order. What began it gives
+    the cause.
     """
+    claims = {item.signal.node for item in timed if item.signal.on is On.NODE_CLAIM and _takes_the_node(item.signal)}
+    if claims:
+        timed = [item for item in timed if not (item.signal.deletes_node and item.signal.node in claims)]
     suspended = [item for item in timed if item.signal.kind is SignalKind.SUSPENSION]
     if not suspended:
         return list(timed)
@@ -297,6 +330,8 @@ def moved(current: PreemptionRecord, timed: Sequence[Timed]) -> PreemptionSpec |
     The deadline moves to an earlier time whenever a signal has one. It moves to a later time only if its source says so
     and the gang has not frozen: the provider moved a maintenance, a request was edited, or the time of a signal became
     known after the signal (a row that has the time of another one's object, which comes from another watch).
+
+    The cause is corrected if the signal that it follows from came late and the gang has not frozen.
     """
     timed = without_limits(timed)
     if not timed:
@@ -310,7 +345,9 @@ def moved(current: PreemptionRecord, timed: Sequence[Timed]) -> PreemptionSpec |
         and (spec.cancelable or _is_named_now(spec.signal, timed))
         and current.phase.rank < Phase.FROZEN.rank
     )
-    if not (by_s < -DEADLINE_TOLERANCE_S or postponed):
+    about["cause"] = _corrected_cause(current, timed)
+    corrected = about["cause"] != spec.cause and by_s <= 0
+    if not (by_s < -DEADLINE_TOLERANCE_S or postponed or corrected):
         about |= {"signal": spec.signal, "deadline": spec.deadline}
     about["confidence"] = Confidence.SURE if spec.confidence is Confidence.SURE else about["confidence"]
     about["cancelable"] = about["cancelable"] and spec.cancelable
@@ -349,7 +386,7 @@ def _about(timed: Sequence[Timed]) -> dict[str, Any]:
 
 def _first(timed: Sequence[Timed]) -> Timed:
     """Returns the signal that sets the deadline: the earliest of those that do not follow from another one."""
-    return min(root_causes(timed), key=lambda item: item.deadline_at)
+    return _earliest(root_causes(timed))
 
 
 def _is_to_leave(

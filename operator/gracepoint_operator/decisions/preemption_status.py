@@ -116,6 +116,12 @@ def noticed(expected: int, spec: PreemptionSpec) -> PreemptionStatus:
     )
 
 
+def with_cause(status: PreemptionStatus, spec: PreemptionSpec) -> PreemptionStatus:
+    """Returns the status of a preemption whose cause may have been corrected: the message of Noticed names it."""
+    named = status.phase is not Phase.NOTICED or not status.message or status.message.startswith(f"{spec.cause}: ")
+    return status if named else status.model_copy(update={"message": signal_message(spec)})
+
+
 def ended(status: PreemptionStatus, phase: Phase, reason: EndReason, message: str, now: float) -> PreemptionStatus:
     """Returns the status after the operator ended the preemption. Unchanged if it had ended before."""
     after = PreemptionStatus(phase=phase, message=message, conditions=[_ended_condition(reason, message, now)])

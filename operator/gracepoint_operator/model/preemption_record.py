@@ -82,7 +82,8 @@ class EndReason(StrEnum):
     NEXT_START_RESTORED = "NextStartRestored"  # the step that was saved for it, though nobody reported the commit
 
 
-#: The fields of a Preemption's spec that a signal which joins the preemption may change; all others are immutable.
+#: The fields of a Preemption's spec that a signal which joins the preemption may change; all others but the cause are
+#: immutable.
 MOVABLE = (
     *("signal", "confidence", "cancelable", "nodes", "pods"),
     *("deadline", "eviction_attempted_at", "requests", "moves"),
@@ -104,6 +105,7 @@ class PreemptionRecord:
     Attributes:
         created_at: ``creationTimestamp``, by the clock of the API server. None until the object was created.
         generation: Counts the changes of the object's spec. 0 if that is not known.
+        corrected: Whether this replica has corrected the cause.
     """
 
     namespace: str
@@ -112,6 +114,7 @@ class PreemptionRecord:
     spec: PreemptionSpec
     status: PreemptionStatus
     generation: int = dataclasses.field(default=0, compare=False)
+    corrected: bool = dataclasses.field(default=False, compare=False)
 
     @staticmethod
     def of(body: Mapping[str, Any]) -> PreemptionRecord:
@@ -234,8 +237,9 @@ class PreemptionRecord:
         """Joins what this replica knows with ``other``, the record in the API.
 
         Of two versions of the spec, the one with more moves wins, then the one with the earlier deadline. The earlier
-        attempt to evict wins. The status is joined by ``joined_status``. If the records are about different attempts of
-        the gang, ``other`` wins.
+        attempt to evict wins. The cause is that of ``other``, unless this replica has corrected it and has more moves,
+        and the gang has not frozen. The status is joined by ``joined_status``. If the records are about different
+        attempts of the gang, ``other`` wins.
         """
         if self.is_of_another_life(other):
             return other
@@ -247,10 +251,12 @@ class PreemptionRecord:
             # Only the fields that a joining signal may change. Two replicas saw the first signal at slightly different
             # times, and the API server refuses to change observedAt.
             spec = spec.model_copy(update={field: getattr(self.spec, field) for field in MOVABLE})
+        if self.corrected and self.spec.moves > other.spec.moves and other.phase.rank < Phase.FROZEN.rank:
+            spec = spec.model_copy(update={"cause": self.spec.cause})
         if attempted:
             spec = spec.model_copy(update={"eviction_attempted_at": min(attempted)})
         status = joined_status(self.status, other.status)
-        return dataclasses.replace(other, spec=spec, status=status)
+        return dataclasses.replace(other, spec=spec, status=status, corrected=self.corrected)
 
     @property
     def _ended(self) -> Condition | None:

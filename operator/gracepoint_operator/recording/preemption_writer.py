@@ -405,7 +405,7 @@ class PreemptionWriter:
 
     def _changes(self, joined: PreemptionRecord, current: PreemptionRecord) -> client.JsonObject:
         """The fields of the status that must be written."""
-        status = joined.status
+        status = preemption_status.with_cause(joined.status, joined.spec)
         if status.acknowledgements is None:  # its creator died before the first status
             status = joined_status(
                 preemption_status.noticed(len(self._cache.objects.pods_at(joined)), joined.spec), status

@@ -153,6 +153,7 @@ def _preemption() -> dict[str, Any]:
     for name in request["spec"]["properties"].keys() - record["spec"]["properties"].keys():
         field = spec["properties"][name]
         field["description"] = f"Only of a request that was made under version 0.2. {field['description']}"
+    del spec["properties"]["cause"]["x-kubernetes-validations"]  # a request's is immutable, a record's is corrected
     return {"spec": either(EITHER, spec), "status": either(record["status"], request["status"])}
 
 

@@ -67,7 +67,7 @@ class PreemptionSpec(Model):
     """Written by the operator replica that sees the signal first, and read by all replicas.
 
     Signals that join later may change ``signal``, ``confidence``, ``cancelable``, ``nodes``, ``pods``, ``deadline``,
-    ``evictionAttemptedAt``, ``requests`` and ``moves``. The other fields never change.
+    ``evictionAttemptedAt``, ``requests`` and ``moves``, and correct ``cause``. The other fields never change.
 
     A Preemption without ``epoch`` is a request that was made under version 0.2. New ones are PreemptionRequests.
     """
@@ -83,8 +83,9 @@ class PreemptionSpec(Model):
     """When the newest pod of the gang was created, by the clock of the API server. Pods of the same attempt that are
     created later, for example after a suspension, are not part of this disruption. Absent: the record was made by an
     operator that did not have this field; then the creation time of the record is used."""
-    cause: Annotated[LabelName, Field(json_schema_extra=IMMUTABLE)]
-    """Cause of the first signal in one word, for example SpotTermination or Drain."""
+    cause: LabelName
+    """Cause of the first signal in one word, for example SpotTermination or Drain. It is corrected if a signal that
+    began earlier becomes known before the gang has frozen."""
     signal: Annotated[str, Field(min_length=1, max_length=512)]
     """Description of the signal that sets the deadline. Signals that follow from another one are left out, for example
     the deletion of pods that follows from a suspension."""

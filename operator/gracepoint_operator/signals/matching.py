@@ -37,6 +37,7 @@ from gracepoint_operator.signals.rows import (
 Body = Mapping[str, Any]
 
 _HTTP_DATE = re.compile(r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun), \d{2} [A-Z][a-z]{2} \d{4} \d{2}:\d{2}:\d{2} GMT")
+_DELETED = "metadata.deletionTimestamp"
 #: Range of times that a date can hold, with a reserve for durations that are added.
 _FIRST_AT, _LAST_AT = 0.0, 253_000_000_000.0
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
@@ -332,7 +333,7 @@ def _condition(row: Row, condition: Body) -> _Feature:
 
 
 def _field(row: Row, path: str, value: str, body: Body) -> _Feature:
-    if path == "metadata.deletionTimestamp":  # it includes the grace period
+    if path == _DELETED:  # it includes the grace period
         deleted_at = parse_time(value)
         grace_s = float(at(body, "metadata.deletionGracePeriodSeconds") or 0)
         since_at = None if deleted_at is None else deleted_at - grace_s
@@ -394,6 +395,8 @@ class Signal:
         grace_s: The part of ``lead_s`` that is the pod's grace period.
         limit: Whether it is a time limit that was set before.
         on: Kind of the object that shows it. None for an eviction, a request, or a report of the gang.
+        began_at: When it began, in seconds since the epoch, if the object itself says so.
+        deletes_node: Whether it is the deletion of the Node object.
         until_at: The deadline that the object names, in seconds since the epoch. None if it names none.
         lasting: Whether it may have existed when the pod was bound. Then the gang does not leave for it: the scheduler
             chose that node nevertheless, and would again.
@@ -413,6 +416,8 @@ class Signal:
     grace_s: float = 0.0
     limit: bool = False
     on: On | None = None
+    began_at: float | None = None
+    deletes_node: bool = False
 
     def deadline_at(self, since_at: float) -> float:
         """Returns when the pod will be gone. A named time before the beginning of the signal is ignored."""
@@ -472,6 +477,7 @@ def marks_node(mark: Mark) -> bool:
 
 def _of_mark(pod: Pod, mark: Mark, named_times: Mapping[str, float]) -> Signal | None:
     row, rule, tolerated_s, evicts = mark.row, mark.row.deadline, 0.0, False
+    field = row.match.field
     if mark.taint is not None and mark.taint.effect == "NoExecute":
         # The taint manager uses the first toleration that matches.
         tolerations = pod.tolerations if mark.tolerations is None else mark.tolerations
@@ -503,6 +509,8 @@ def _of_mark(pod: Pod, mark: Mark, named_times: Mapping[str, float]) -> Signal |
         lasting=row.match.kind is not On.POD and not row.limit,
         limit=row.limit,
         on=row.match.kind,
+        began_at=mark.since_at if mark.is_exact else None,
+        deletes_node=row.match.kind is On.NODE and field is not None and field.path == _DELETED,
     )
 
 

@@ -61,7 +61,8 @@ class Ping(Frame):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Notice(Frame):
-    """Some pod of the job is going to be disrupted. Repeated with the same name when the deadline moves.
+    """Some pod of the job is going to be disrupted. Repeated with the same name when the deadline moves, and when the
+    cause is corrected.
 
     Attributes:
         preemption: Name of the Preemption object.

@@ -122,6 +122,14 @@ def test_repeated_deadline_is_ignored_and_a_drifting_one_is_not(mailbox: Mailbox
     assert mailbox.remaining_s() == pytest.approx(19.45)
 
 
+def test_a_repeated_notice_corrects_the_cause(mailbox: Mailbox) -> None:
+    notice = of_revision(5000, 30.0)
+    mailbox.post(notice)
+    mailbox.post(dataclasses.replace(notice, cause="Maintenance"))
+    assert mailbox.current is not None
+    assert mailbox.current.cause == "Maintenance"
+
+
 @pytest.mark.parametrize(("moved_s", "heard"), [(0.5, 1), (-0.5, 1), (0.75, 2), (-0.75, 2)])
 def test_a_deadline_without_revision_is_the_same_up_to_half_a_second(
     mailbox: Mailbox, moved_s: float, heard: int

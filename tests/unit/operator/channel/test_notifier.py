@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import kubernetes.client
 import pytest
 
+from gracepoint.wire.frames import Frame, Notice
 from gracepoint.wire.messages import Phase, StageTiming
 from gracepoint_operator.decisions import policy_conditions, preemption_status, snapshot_placement, waiting
 from gracepoint_operator.kube import client
@@ -22,7 +23,7 @@ from gracepoint_operator.recording.event_recorder import EventRecorder
 from gracepoint_operator.resources import PreemptionStatus
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
-from tests.unit.operator.fakes.objects import JOBSET_UID, Clock
+from tests.unit.operator.fakes.objects import JOBSET_UID, NOW, Clock
 from tests.unit.operator.fakes.replica import Replica, frames, report, running, until
 
 NAME = f"train-{JOBSET_UID[:8]}-1"
@@ -117,6 +118,124 @@ async def test_a_deadline_that_came_nearer_is_an_event(api: MemoryApi, clock: Cl
         await replica.phase("Noticed")
         replica.taint("node-2")
         await until(lambda: "DeadlineMoved" in replica.reasons, "the Event")
+
+
+def reclaimed() -> tuple[objects.Body, objects.Body]:
+    """A Node and its NodeClaim, which Karpenter deletes as EC2 takes a Spot machine back."""
+    spot = {"karpenter.sh/capacity-type": "spot"}
+    claim = objects.node_claim(deleted_at=NOW, labels=spot, expire_after="Never")
+    return objects.node(deleted_at=NOW), claim
+
+
+def causes(sent: Sequence[Frame]) -> list[str]:
+    """The causes of notices."""
+    return [frame.cause for frame in sent if isinstance(frame, Notice)]
+
+
+async def test_a_cause_that_becomes_known_late_is_in_the_record_and_in_another_notice(
+    api: MemoryApi, clock: Clock
+) -> None:
+    node, claim = reclaimed()
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe(0, "s-0")
+        replica.see(kinds.NODES, node)
+        noticed = await replica.phase("Noticed")
+        assert (noticed["spec"]["cause"], causes(await frames(subscriber))) == ("ScaleDown", ["ScaleDown"])
+        replica.see(kinds.NODE_CLAIMS, claim)
+        said = "SpotTermination: deletion of the NodeClaim on node-1, 120 s ahead; the gang is notified"
+        await until(lambda: replica.preemptions[0]["status"]["message"] == said, "the message")
+        assert replica.preemptions[0]["spec"]["cause"] == "SpotTermination"
+        assert causes(await frames(subscriber)) == ["SpotTermination"]
+        watch(replica)
+        replica.see(kinds.NODES, objects.node(deleted_at=NOW, taints=[objects.taint("karpenter.sh/disrupted")]))
+        assert causes(await frames(subscriber)) == []
+        await replica.report(Phase.COMMITTED)
+        await replica.phase("Committed")
+        labels = {"phase": "Committed", "mode": "Enforce"}
+        assert figure(replica, "preemption_phases_total", cause="SpotTermination", **labels) == 1
+
+
+async def test_a_cause_that_becomes_known_after_the_freeze_is_not_said(api: MemoryApi, clock: Clock) -> None:
+    node, claim = reclaimed()
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe(0, "s-0")
+        replica.see(kinds.NODES, node)
+        await replica.phase("Noticed")
+        await replica.report(Phase.FROZEN)
+        await replica.phase("Frozen")
+        assert causes(await frames(subscriber)) == ["ScaleDown"]
+        replica.see(kinds.NODE_CLAIMS, claim)
+        assert causes(await frames(subscriber)) == []
+        assert replica.preemptions[0]["spec"]["cause"] == "ScaleDown"
+
+
+async def test_replicas_that_learn_of_a_deleted_node_in_different_orders_agree_on_its_cause(
+    api: MemoryApi, clock: Clock
+) -> None:
+    node, claim = reclaimed()
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        one, two = first.subscribe(0, "s-0"), second.subscribe(1, "s-1")
+        first.see(kinds.NODES, node)
+        await first.phase("Noticed")
+        watch(first)
+        second.see(kinds.NODE_CLAIMS, claim)
+        watch(second)
+        second.see(kinds.NODES, node)
+        await until(lambda: first.preemptions[0]["spec"]["cause"] == "SpotTermination", "the right cause")
+        watch(first)
+        assert causes(await frames(one))[-1] == causes(await frames(two))[-1] == "SpotTermination"
+        moves = first.preemptions[0]["spec"].get("moves", 0)
+        first.see(kinds.NODES, objects.node(deleted_at=NOW, taints=[objects.taint("karpenter.sh/disrupted")]))
+        first.see(kinds.NODE_CLAIMS, claim)
+        for replica in (first, second, first, second):
+            watch(replica)
+            assert causes(await frames(one)) == causes(await frames(two)) == []
+        assert first.preemptions[0]["spec"].get("moves", 0) == moves
+
+
+async def test_a_replica_that_knows_less_does_not_change_the_cause(api: MemoryApi, clock: Clock) -> None:
+    node, claim = reclaimed()
+    async with running(api, clock, "replica-a") as first, running(api, clock, "replica-b") as second:
+        other = second.subscribe(1, "s-1")
+        second.see(kinds.NODES, node)
+        assert causes(await frames(other)) == ["ScaleDown"]
+        await second.phase("Noticed")
+        api.remove(kinds.PREEMPTIONS, second.preemptions[0])  # as if that had not been written yet
+        clock.move(2)
+        first.see(kinds.NODE_CLAIMS, claim)
+        await first.phase("Noticed")
+        watch(second)
+        assert causes(await frames(other)) == ["SpotTermination"]
+        second.see(kinds.PODS, objects.pod(0, disruption="EvictionByEvictionAPI"))  # which moves the deadline
+        await until(lambda: first.preemptions[0]["spec"].get("moves"), "the move")
+        assert first.preemptions[0]["spec"]["cause"] == "SpotTermination"
+
+
+async def test_a_cause_that_becomes_known_before_the_record_is_made_is_its_only_one(
+    api: MemoryApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = asyncio.Event()
+
+    async def arrives(method: str, path: str, query: Mapping[str, str]) -> None:
+        if path.endswith(kinds.PREEMPTIONS.plural) and method == "POST":
+            await answers.wait()
+
+    monkeypatch.setattr(api, "arrives", arrives)
+    node, claim = reclaimed()
+    async with running(api, clock) as replica:
+        subscriber = replica.subscribe(0, "s-0")
+        replica.see(kinds.NODES, node)
+        assert causes(await frames(subscriber)) == ["ScaleDown"]
+        replica.see(kinds.NODE_CLAIMS, claim)
+        assert causes(await frames(subscriber)) == ["SpotTermination"]
+        answers.set()
+        await until(lambda: replica.preemptions and replica.preemptions[0]["spec"]["cause"] == "SpotTermination", "it")
+        await until(lambda: "PreemptionNoticed" in replica.reasons, "the Event")
+        for _ in range(2):
+            watch(replica)
+            assert causes(await frames(subscriber)) == []
+        (noticed,) = {body["note"] for body in api.of(kinds.EVENTS)}
+        assert "SpotTermination: deletion of the NodeClaim" in noticed
 
 
 async def test_the_record_says_where_it_stands_in_a_sentence(api: MemoryApi, clock: Clock) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -225,6 +227,91 @@ def test_the_deletion_and_the_time_of_a_node_claim_agree_in_both_orders(time_fir
     assert scene.decisions() == []
     (preemption,) = scene.cache.preemptions.records.values()
     assert (preemption.spec.deadline.timestamp(), preemption.spec.cancelable) == (NOW + 60, False)
+
+
+def reclaimed(scene: Scene, order: Sequence[str]) -> None:
+    """EC2 takes a Spot machine back. Karpenter deletes NodeClaim and Node, then evicts. Any may be known first."""
+    for brought in order:
+        scene.clock.move(1.5)
+        match brought:
+            case "claim":
+                labels = {"karpenter.sh/capacity-type": "spot"}
+                scene.seen(kinds.NODE_CLAIMS, objects.node_claim(deleted_at=NOW, labels=labels, expire_after="Never"))
+            case "node":
+                scene.seen(kinds.NODES, objects.node(deleted_at=NOW + 1, taints=[objects.taint(DISRUPTED)]))
+            case "eviction":
+                uid = objects.pod()["metadata"]["uid"]
+                scene.cache.first_seen.see_attempt(uid, evictions.mark(uid))
+        for decision in scene.decisions():
+            match decision:
+                case StartPreemption():
+                    scene.cache.preemptions.put(begun_as(decision.spec))
+                case Move():
+                    scene.cache.preemptions.put(dataclasses.replace(decision.preemption, spec=decision.spec))
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(("claim", "node", "eviction"))), ids="-".join)
+def test_a_reclaimed_spot_node_has_one_cause_in_whatever_order_its_end_becomes_known(order: Sequence[str]) -> None:
+    scene = Scene()
+    reclaimed(scene, order)
+    (preemption,) = scene.cache.preemptions.records.values()
+    assert (preemption.spec.cause, preemption.spec.nodes) == ("SpotTermination", ["node-1"])
+    assert scene.decisions() == []
+
+
+def test_a_corrected_cause_comes_with_its_signal() -> None:
+    scene = Scene()
+    reclaimed(scene, ["node", "claim"])
+    (preemption,) = scene.cache.preemptions.records.values()
+    assert preemption.spec.signal == "deletion of the NodeClaim"
+    assert preemption.spec.deadline.timestamp() == NOW + 121.5
+
+
+@pytest.mark.parametrize("phase", [Phase.FROZEN, Phase.AGREED, Phase.COMMITTED])
+def test_the_cause_of_a_gang_that_has_frozen_stays(phase: Phase) -> None:
+    scene = Scene()
+    reclaimed(scene, ["node"])
+    (preemption,) = scene.cache.preemptions.records.values()
+    scene.cache.preemptions.put(begun_as(preemption.spec, phase))
+    reclaimed(scene, ["claim"])
+    (preemption,) = scene.cache.preemptions.records.values()
+    assert (preemption.spec.cause, preemption.spec.moves) == ("ScaleDown", 0)
+
+
+def test_a_node_claim_that_is_deleted_later_is_not_the_cause() -> None:
+    scene = Scene()
+    reclaimed(scene, ["eviction"])
+    scene.clock.move(5)
+    scene.seen(kinds.NODE_CLAIMS, objects.node_claim(deleted_at=NOW + 5))
+    (preemption,) = scene.cache.preemptions.records.values()
+    assert preemption.spec.cause == "Drain"
+    assert scene.decisions() == []
+
+
+def test_a_node_claim_that_becomes_known_late_is_not_the_cause_of_another_disruption() -> None:
+    scene = Scene()
+    scene.clock.move(1)
+    scene.seen(kinds.NODES, maintenance(NOW + 900))
+    scene.cache.preemptions.put(begun_as(scene.start().spec))
+    scene.seen(kinds.NODE_CLAIMS, claim(deleted=True))
+    moved = scene.move().spec
+    assert (moved.cause, moved.signal) == ("Maintenance", "deletion of the NodeClaim")
+
+
+def test_the_deletion_of_another_node_is_a_cause_of_its_own() -> None:
+    scene = Scene()
+    reclaimed(scene, ["node"])
+    scene.seen(kinds.NODE_CLAIMS, objects.node_claim("node-2", deleted_at=NOW))
+    assert scene.move().spec.signal == "deletion of the node"
+
+
+def test_a_replica_that_does_not_know_the_node_claim_takes_no_cause_back() -> None:
+    scene = Scene()
+    reclaimed(scene, ["node"])
+    (preemption,) = scene.cache.preemptions.records.values()
+    corrected = preemption.spec.model_copy(update={"cause": "SpotTermination", "moves": 1})
+    scene.cache.preemptions.put(dataclasses.replace(preemption, spec=corrected))
+    assert scene.decisions() == []
 
 
 @pytest.mark.parametrize(

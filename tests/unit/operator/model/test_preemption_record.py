@@ -165,6 +165,26 @@ def test_replica_with_an_earlier_observation_changes_only_mutable_fields() -> No
 
 
 @pytest.mark.parametrize(
+    ("phase", "moves", "corrected", "cause"),
+    [
+        pytest.param("Noticed", 1, True, "ScaleDown", id="corrected while the gang is notified"),
+        pytest.param("Frozen", 1, True, "SpotTermination", id="the gang has frozen"),
+        pytest.param("Noticed", 0, True, "SpotTermination", id="the other replica knows as much"),
+        pytest.param("Noticed", 1, False, "SpotTermination", id="another beginning, and moved for something else"),
+    ],
+)
+def test_a_corrected_cause_is_taken_over_until_the_gang_has_frozen(
+    phase: str, moves: int, corrected: bool, cause: str
+) -> None:
+    theirs = PreemptionRecord.of(objects.preemption(phase=phase))
+    spec = theirs.spec.model_copy(update={"cause": "ScaleDown", "moves": moves})
+
+    joined = dataclasses.replace(theirs, spec=spec, corrected=corrected).joined(theirs)
+
+    assert (joined.spec.cause, joined.spec.moves) == (cause, moves)
+
+
+@pytest.mark.parametrize(
     ("made", "newest_pod", "knows"),
     [
         pytest.param(True, True, True, id="an object with both times"),

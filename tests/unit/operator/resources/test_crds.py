@@ -98,7 +98,7 @@ def test_only_what_later_signals_may_move_can_be_changed_in_a_preemption() -> No
         for name, field in spec["properties"].items()
         if any(r["rule"] == "self == oldSelf" for r in field.get("x-kubernetes-validations", []))
     }
-    movable = {"signal", "confidence", "cancelable", "nodes", "pods", "deadline"}
+    movable = {"cause", "signal", "confidence", "cancelable", "nodes", "pods", "deadline"}
     movable |= {"evictionAttemptedAt", "requests", "moves"}
     of_requests = {"deadlineSeconds", "retracted"}
     assert set(spec["properties"]) - fixed == movable | of_requests
