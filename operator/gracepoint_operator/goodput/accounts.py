@@ -84,6 +84,14 @@ class GoodputLedger:
         """The newest life. None before the first pod was created."""
         return self.lives[-1] if self.lives else None
 
+    @property
+    def trained_before(self) -> Life | None:
+        """The life right before the current one, if that one trained. None if it did not, or is settled."""
+        if len(self.lives) < 2:
+            return None
+        before, life = self.lives
+        return before if before.has_trained and before.gone_ms == life.began_ms else None
+
     def spent(self, now_ms: int) -> TimeSpent:
         """Returns where the time went, from ``since_ms`` until now, or until the workload had finished."""
         now_ms = max(self.since_ms, now_ms if self.finished_ms is None else self.finished_ms)

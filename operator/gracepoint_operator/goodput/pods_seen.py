@@ -80,7 +80,9 @@ def begun(gang: GangSnapshot, now_ms: int) -> GoodputLedger:
     return GoodputLedger(since_ms=min([now_ms, *created]))
 
 
-def look(gang: GangSnapshot, life: Life | None, previous: LastLook | None, now_ms: int) -> PodsSeen:
+def look(
+    gang: GangSnapshot, life: Life | None, previous: LastLook | None, now_ms: int, *, before: Life | None = None
+) -> PodsSeen:
     """Looks at the pods of a gang.
 
     The account may be ahead of the pods: another replica has seen new pods, and has written that, before they came to
@@ -94,11 +96,14 @@ def look(gang: GangSnapshot, life: Life | None, previous: LastLook | None, now_m
         life: Its newest life that is known. None if there is none.
         previous: What the look before returned. None if there was none.
         now_ms: The time.
+        before: The life right before ``life``, if that one trained: its processes have to leave. Others that wait for
+            one that is made again stay.
     """
     pods = [pod for pod in gang.pods if pod.policy and not pod.helps and pod.restart_attempt >= 0]
     newer = pods if life is None else [pod for pod in pods if _is_newer(life, pod)]
     of_life = [] if life is None else [pod for pod in pods if not _is_newer(life, pod) and not _is_older(life, pod)]
-    if not newer and (newer := _successors(of_life)):
+    # A pod that is made later than a life has started is newer already: what is left was made again before that.
+    if not newer and (life is None or life.started_ms is None) and (newer := _successors(of_life)):
         of_life = [pod for pod in of_life if pod.finished]
     if newer:
         attempt = max(pod.restart_attempt for pod in newer)
@@ -125,9 +130,10 @@ def look(gang: GangSnapshot, life: Life | None, previous: LastLook | None, now_m
     second_ms = life.created_ms // _SECOND_MS * _SECOND_MS
     if previous is None or (previous.attempt, previous.created_ms) != (life.attempt, second_ms):
         previous = LastLook(life.attempt, second_ms)
-    if former := _former(of_life, second_ms):
-        former_uids = {pod.uid for pod in former}
-        of_life = [pod for pod in of_life if pod.uid not in former_uids]
+    former = _former(of_life, second_ms, before)
+    if others := former + _made_again(of_life, life):
+        other_uids = {pod.uid for pod in others}
+        of_life = [pod for pod in of_life if pod.uid not in other_uids]
     created = Moment(stamp_ms=life.created_ms, at_ms=life.created_ms)
     # What fails before all containers run is made again, and does not end the life.
     ran = life.started_ms is not None
@@ -148,7 +154,7 @@ def look(gang: GangSnapshot, life: Life | None, previous: LastLook | None, now_m
             ended_ms=vanished_ms,
             lost_nodes=lost_nodes,
             ran=ran,
-            is_whole=_is_whole(gang, of_life),
+            is_whole=life.joined_ms is not None or _is_whole(gang, of_life),  # it is not asked for once all have joined
             former=former,
         )
         last_look = dataclasses.replace(
@@ -181,11 +187,11 @@ def _is_newer(life: Life, pod: Pod) -> bool:
 def _successors(pods: Sequence[Pod]) -> list[Pod]:
     """Returns the pods that were made after all others had ended: nobody has seen that a life ended and another began.
 
-    A single pod that fails early is made again while the others stay, and is no successor.
+    A single pod that fails early is made again while the others stay, and is no successor. One that a kubelet refused
+    may have been refused in the second in which all were made.
     """
-    ended_at = max(
-        (math.inf if pod.ended_at is None else pod.ended_at for pod in pods if pod.finished), default=math.inf
-    )
+    ends = [pod.ended_at if pod.started_at is not None else None for pod in pods if pod.finished]
+    ended_at = max((math.inf if at is None else at for at in ends), default=math.inf)
     living_pods = [pod for pod in pods if not pod.finished]
     return living_pods if all(pod.created_at >= ended_at for pod in living_pods) else []
 
@@ -200,25 +206,63 @@ def _is_older(life: Life, pod: Pod) -> bool:
     return pod.finished and _ms(pod.created_at) < second_ms and _ms(ended_at) <= second_ms
 
 
-def _former(pods: Sequence[Pod], second_ms: int) -> list[Pod]:
+def _former(pods: Sequence[Pod], second_ms: int, before: Life | None) -> list[Pod]:
     """Returns those that are pods of the life before one that began when pods were made, in that second.
 
     The processes of one start do not end at once, and a Job replaces each of its pods when that one has ended. If
     containers are started again in the same pods, all of these are older than the life.
     """
     began_at = second_ms / _SECOND_MS
-    if all(pod.created_at < began_at for pod in pods):
+    if before is None or before.trained_ms is None or all(pod.created_at < began_at for pod in pods):
         return []
-    return [pod for pod in pods if pod.created_at < began_at and (pod.started_at or 0.0) < began_at]
+    trained_at = before.trained_ms / _SECOND_MS
+    return [pod for pod in pods if pod.created_at < began_at and (pod.started_at or 0.0) < trained_at]
+
+
+def _made_again(pods: Sequence[Pod], life: Life) -> list[Pod]:
+    """Returns those that have ended and were made again in the same life, before all of its processes were there."""
+    finished_pods = [pod for pod in pods if pod.finished]
+    if not finished_pods:
+        return []
+    newest: dict[tuple[str, int], Pod] = {}
+    for pod in pods:
+        before = newest.setdefault((pod.job_name, pod.completion_index), pod)
+        if (before.created_at, not before.finished) < (pod.created_at, not pod.finished):
+            newest[pod.job_name, pod.completion_index] = pod
+    started_at = -math.inf if life.started_ms is None else life.started_ms // _SECOND_MS
+    return [
+        pod
+        for pod in finished_pods
+        if _is_after(newest[pod.job_name, pod.completion_index], pod)
+        # Refused before the last one was started; the one after it may have vanished since.
+        or (pod.started_at is None and pod.ended_at is not None and pod.ended_at < started_at)
+    ]
+
+
+def _is_after(newest: Pod, pod: Pod) -> bool:
+    if pod.ended_at is None:
+        return newest.created_at > pod.created_at
+    return newest is not pod and newest.created_at >= pod.ended_at
 
 
 def _is_whole(gang: GangSnapshot, pods: Sequence[Pod]) -> bool:
-    """True if these pods are all that their Jobs make. Those that have ended count: others will take their place."""
+    """True if these pods are all that the Jobs of the gang make, but for those of helpers.
+
+    Those that have ended count if they ran. In the place of one that a kubelet refused, another comes.
+    """
     there: dict[str, set[int]] = {}
     for pod in pods:
-        there.setdefault(pod.job_name, set()).add(pod.completion_index)
-    jobs = {name: gang.jobs.get(name) for name in there}
-    return all(job is None or len(there[name]) >= job.pod_count for name, job in jobs.items())
+        if pod.started_at is not None or not pod.finished:
+            there.setdefault(pod.job_name, set()).add(pod.completion_index)
+    lacking = [job for name, job in gang.jobs.items() if len(there.get(name, ())) < job.pod_count]
+    if not lacking:
+        return True
+    shown = {pod.job_name for pod in pods}
+    helping = {pod.job_name for pod in gang.pods if pod.helps}
+    return not any(
+        job.name in shown or not (job.name in helping or job.deleted or job.finished or job.suspended)
+        for job in lacking
+    )
 
 
 def _unseen(

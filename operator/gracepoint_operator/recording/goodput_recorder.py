@@ -139,7 +139,7 @@ class GoodputRecorder:
         pause_s = len(gang.pods) * _PER_POD_S
         account.rests_until = now_ms / 1000 + pause_s if pause_s > _AT_ONCE_S else 0.0
         ledger = self._ledger(account, policy, workload.uid)
-        look = pods_seen.look(gang, ledger.current, account.known, now_ms)
+        look = pods_seen.look(gang, ledger.current, account.known, now_ms, before=ledger.trained_before)
         account.known = look.last_look
         for observation in look.observations:
             ledger = self._change(account, workload, ledger, observation)

@@ -201,46 +201,146 @@ def again(index: int, created_at: float, started_at: float | None = None) -> Bod
     return body if started_at is None else running(started(body, started_at))
 
 
-def test_a_life_whose_processes_come_one_by_one_starts_with_the_last_of_them() -> None:
-    """Process 0 died with its machine, and its Job made it again; process 1 took two minutes to leave."""
-    trained = dataclasses.replace(life(), joined_ms=CREATED_MS + 12_000, trained_ms=CREATED_MS + 13_000)
-    scene, ledger, known = Scene(), GoodputLedger(since_ms=0, lives=(trained,)), known_pods()
+def refused(index: int, created_at: float, at: float) -> Body:
+    """A pod that its kubelet refused."""
+    body = objects.pod(index, created_at=created_at, phase="Failed")
+    body["status"]["reason"] = "NodeAffinity"
+    fields: Body = {"f:status": {"f:phase": {}, "f:reason": {}}}
+    body["metadata"]["managedFields"] = [{"manager": "kubelet", "time": objects.stamp(at), "fieldsV1": fields}]
+    return body
 
-    def see(*bodies: Body, gone: Body | None = None) -> None:
-        nonlocal ledger, known
+
+class Account:
+    """The account that one replica keeps of what it sees in a scene.
+
+    Args:
+        scene: The scene.
+        ledger: What was known before.
+        known: The pods of the life that is known.
+    """
+
+    def __init__(self, scene: Scene, ledger: GoodputLedger, known: LastLook | None = None) -> None:
+        self.scene, self.ledger, self._known = scene, ledger, known
+
+    def see(self, at_s: float, *bodies: Body, gone: Body | None = None) -> None:
+        """Looks ``at_s`` seconds after ``NOW``, when these pods have changed and one is gone."""
+        self.scene.clock.at = NOW + at_s
         for body in bodies:
-            scene.seen(kinds.PODS, body)
+            self.scene.seen(kinds.PODS, body)
         if gone is not None:
-            scene.gone(gone)
-        found = look(scene.cache.gang(JOBSET_UID), ledger.current, known, round(scene.clock() * 1000))
-        known = found.last_look  # type: ignore[assignment]
+            self.scene.gone(gone)
+        gang, before = self.scene.cache.gang(JOBSET_UID), self.ledger.trained_before
+        found = look(gang, self.ledger.current, self._known, round(self.scene.clock() * 1000), before=before)
+        self._known = found.last_look
         for observation in found.observations:
-            ledger = ledger.with_pods(observation)
+            self.ledger = self.ledger.with_pods(observation)
 
+    @property
+    def current(self) -> Life:
+        assert self.ledger.current is not None
+        return self.ledger.current
+
+
+def of_own_job(body: Body, index: int) -> Body:
+    body["metadata"]["labels"] |= {
+        "batch.kubernetes.io/job-name": f"train-workers-{index}",
+        "batch.kubernetes.io/job-completion-index": "0",
+    }
+    return body
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_life_whose_processes_come_one_by_one_starts_with_the_last_of_them(jobs: int) -> None:
+    """Process 0 died with its machine, and its Job made it again; process 1 took two minutes to leave."""
+
+    def of_job(body: Body, index: int) -> Body:
+        return body if jobs == 1 else of_own_job(body, index)
+
+    trained = dataclasses.replace(life(), joined_ms=CREATED_MS + 12_000, trained_ms=CREATED_MS + 13_000)
+    account = Account(Scene(), GoodputLedger(since_ms=0, lives=(trained,)), known_pods())
+    if jobs == 2:
+        for index in range(2):
+            job = objects.job(completions=1)
+            job["metadata"] |= {"name": f"train-workers-{index}", "uid": f"uid-job-{index}"}
+            account.scene.seen(kinds.JOBS, job)
     for index in range(2):
-        scene.seen(kinds.PODS, running(started(objects.pod(index))))
-    scene.clock.move(10)
-    see(gone=objects.pod(0))
-    scene.clock.move(30)
-    see(again(0, NOW + 40))
-    scene.clock.move(2)
-    see(again(0, NOW + 40, NOW + 41))
-    assert ledger.state() is Category.SCHEDULING
-    scene.clock.move(118)
-    see(gone=objects.pod(1))
-    scene.clock.move(10)
-    see(again(1, NOW + 170))
-    scene.clock.move(2)
-    see(again(1, NOW + 170, NOW + 171))
-    before, current = ledger.lives
+        account.scene.seen(kinds.PODS, of_job(running(started(objects.pod(index))), index))
+    account.see(10, gone=objects.pod(0))
+    account.see(40, of_job(again(0, NOW + 40), 0))
+    account.see(42, of_job(again(0, NOW + 40, NOW + 41), 0))
+    assert account.ledger.state() is Category.SCHEDULING
+    account.see(160, gone=objects.pod(1))
+    account.see(170, of_job(again(1, NOW + 170), 1))
+    account.see(172, of_job(again(1, NOW + 170, NOW + 171), 1))
+    before, current = account.ledger.lives
     assert (before.broke_ms, before.gone_ms) == (NOW_MS + 10_000, NOW_MS + 40_000)
     assert (current.began_ms, current.created_ms, current.bound_pods) == (NOW_MS + 40_000, NOW_MS + 40_000, 2)
     assert current.started_ms is not None
     assert NOW_MS + 171_000 <= current.started_ms < NOW_MS + 172_000
-    assert (current.broke_ms, current.gone_ms, ledger.disruptions) == (None, None, 1)
-    scene.clock.move(100)
-    see(gone=again(0, NOW + 40))
-    assert ledger.lives[-1].broke_ms == NOW_MS + 272_000
+    assert (current.broke_ms, current.gone_ms, account.ledger.disruptions) == (None, None, 1)
+    account.see(272, gone=again(0, NOW + 40))
+    assert account.current.broke_ms == NOW_MS + 272_000
+
+
+def test_containers_that_are_started_again_in_their_pod_are_no_part_of_the_life_before() -> None:
+    trained = dataclasses.replace(life(), joined_ms=CREATED_MS + 12_000, trained_ms=CREATED_MS + 13_000)
+    account = Account(Scene(), GoodputLedger(since_ms=0, lives=(trained,)), known_pods())
+    account.scene.seen(kinds.PODS, running(started(objects.pod(0))))
+    account.see(10, gone=objects.pod(1))
+    account.see(15, running(started(objects.pod(0), NOW + 13)))
+    account.see(40, again(1, NOW + 40))
+    account.see(42, again(1, NOW + 40, NOW + 41))
+    assert account.current.created_ms == NOW_MS + 40_000
+    assert account.current.started_ms is not None
+    account.see(100, gone=objects.pod(0))
+    assert account.current.broke_ms == NOW_MS + 100_000
+
+
+def test_a_process_that_waits_for_one_that_was_refused_and_made_again_starts_with_it() -> None:
+    """It does not leave: nothing has trained yet."""
+    account = Account(Scene(), GoodputLedger(since_ms=NOW_MS - 1000))
+    account.see(0, objects.pod(0, created_at=NOW, phase="Pending"), objects.pod(1, created_at=NOW, phase="Pending"))
+    account.see(2, running(started(objects.pod(0, created_at=NOW), NOW + 1)))
+    account.see(2.5, refused(1, NOW, NOW + 2))
+    assert account.current.started_ms is None
+    account.see(8, again(1, NOW + 8))
+    account.see(10, again(1, NOW + 8, NOW + 9))
+    account.see(11)
+    current = account.current
+    assert current.started_ms is not None
+    assert (current.created_ms // 1000, current.bound_pods) == (NOW_MS // 1000, 2)
+    assert (current.broke_ms, current.gone_ms, account.ledger.disruptions) == (None, None, 0)
+
+
+def test_processes_that_wait_stay_when_another_is_made_again_before_they_have_trained(scene: Scene) -> None:
+    account = Account(scene, GoodputLedger(since_ms=0, lives=(life(),)), known_pods())
+    account.scene.seen(kinds.PODS, running(started(objects.pod(0))))
+    account.see(1, refused(1, NOW - 100, NOW))
+    account.see(11, again(1, NOW + 11))
+    account.see(13, again(1, NOW + 11, NOW + 12))
+    assert account.current.started_ms is not None
+    account.see(60, gone=objects.pod(0))
+    assert account.current.broke_ms == NOW_MS + 60_000
+
+
+@pytest.mark.parametrize("ends", [0, 1])
+def test_a_pod_that_was_made_again_before_its_life_started_is_no_later_life(ends: int) -> None:
+    """It was refused at the start, and its Job keeps the refused one. Much later a process ends."""
+    begun = dataclasses.replace(life(created_ms=NOW_MS), started_ms=NOW_MS + 12_000, joined_ms=NOW_MS + 20_000)
+    ledger = GoodputLedger(since_ms=NOW_MS, lives=(dataclasses.replace(begun, trained_ms=NOW_MS + 30_000),))
+    account = Account(Scene(), ledger)
+    account.scene.seen(kinds.PODS, again(1, NOW + 8, NOW + 12))
+    account.see(3600, running(started(objects.pod(0, created_at=NOW), NOW + 1)), refused(1, NOW, NOW + 2))
+    assert (account.current.broke_ms, len(account.ledger.lives)) == (None, 1)
+    account.see(7200, gone=objects.pod(0) if ends == 0 else again(1, NOW + 8))
+    assert (account.current.broke_ms, len(account.ledger.lives)) == (NOW_MS + 7_200_000, 1)
+
+
+def test_a_pod_that_is_refused_in_the_second_in_which_all_were_made_ends_no_life() -> None:
+    account = Account(Scene(), GoodputLedger(since_ms=NOW_MS))
+    account.see(0.2, objects.pod(0, created_at=NOW, phase="Pending"), objects.pod(1, created_at=NOW, phase="Pending"))
+    account.see(0.9, refused(1, NOW, NOW))
+    assert (account.current.gone_ms, account.ledger.disruptions) == (None, 0)
 
 
 def test_a_process_that_has_left_late_with_its_pod_kept_ends_no_later_life(scene: Scene) -> None:
