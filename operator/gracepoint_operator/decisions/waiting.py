@@ -284,6 +284,8 @@ def _of_process(gang: GangSnapshot, pods: Sequence[Pod], now: float) -> _Held | 
     refused: list[Pod] = []  # since the last one that ran
     for pod in pods:
         if pod.holdup is not None and pod.holdup.at is HeldUp.REFUSED:
+            if _may_have_run(pod):
+                refused.clear()
             refused.append(pod)
         elif pod.started_at is not None:
             refused.clear()
@@ -296,6 +298,12 @@ def _of_process(gang: GangSnapshot, pods: Sequence[Pod], now: float) -> _Held | 
         assert last_refused.holdup is not None
         return _refusal(last_refused.holdup), last_refused, last_refused.holdup, _since(refused[0], last_refused.holdup)
     return kind, newest, newest.holdup, since
+
+
+def _may_have_run(refused: Pod) -> bool:
+    """True if a kubelet refused a pod long after it was bound: what its status said of its containers is dropped."""
+    ended_at, bound_at = refused.ended_at, refused.bound_at
+    return ended_at is not None and bound_at is not None and ended_at - bound_at >= NAMED_AFTER_S
 
 
 def _is_young(since: float | None, now: float) -> bool:

@@ -453,3 +453,10 @@ def test_a_refusal_is_over_once_another_pod_of_the_process_ran() -> None:
     left["status"] = {"phase": "Failed", "containerStatuses": [container(terminated=state)]}
     scene.seen(kinds.PODS, left)
     assert [wait.kind for wait in waits(scene) if wait.kind is WaitKind.KUBELET] == []
+
+
+def test_a_refusal_at_the_start_is_over_if_the_next_pod_ran_until_a_reboot() -> None:
+    scene = replaced(Scene(), refused_at(refused("OutOfcpu", "cpu", created_at=NOW - 3700), NOW - 3699))
+    scene.seen(kinds.PODS, refused_at(refused("NodeAffinity", "affinity", life=1, created_at=NOW - 3600), NOW - 20))
+    (wait,) = (wait for wait in waits(scene) if wait.kind is WaitKind.KUBELET)
+    assert wait.since == NOW - 20
