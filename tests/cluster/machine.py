@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import secrets
 from collections.abc import Iterator, Sequence
 
 import psutil
@@ -12,6 +14,10 @@ from demo.training import TrainingRun
 from gracepoint.wire.names import Env
 from tests.testcluster.api import Cluster
 from tests.testcluster.local import LocalCluster
+from tests.testcluster.shell import wait_until
+
+#: A label that a node has for a moment.
+_SEEN = "gracepoint.test/seen"
 
 
 def trainer_process(run: TrainingRun, pod: str) -> psutil.Process:
@@ -80,6 +86,31 @@ def local(cluster: Cluster) -> LocalCluster:
 def restart_api_server(cluster: Cluster, *, down_s: float) -> None:
     """Kills the API server, and starts it again after so many seconds."""
     local(cluster)._control_plane.restart_api_server(down_s=down_s)
+
+
+def wait_for_scheduler(cluster: Cluster, node: str, image: str) -> None:
+    """Waits until the scheduler knows the nodes as they are now.
+
+    When an API server begins anew, it refuses all watches until it knows the rights. The scheduler's watches then wait
+    for up to a minute before they try again, and until then it binds pods to nodes that have been tainted meanwhile. A
+    pod that asks for a label which the node has had for a moment only shows when that is over.
+    """
+    mark = secrets.token_hex(4)
+    container = {"name": "probe", "image": image, "imagePullPolicy": "IfNotPresent", "command": ["true"]}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"scheduler-{mark}", "namespace": "default"},
+        "spec": {"nodeSelector": {_SEEN: mark}, "restartPolicy": "Never", "containers": [container]},
+    }
+    cluster.kubectl("label", "node", node, f"{_SEEN}={mark}")
+    try:
+        cluster.kubectl("create", "-f", "-", stdin=json.dumps(pod))
+        where = ("get", "pod", f"scheduler-{mark}", "--namespace=default", "--output=jsonpath={.spec.nodeName}")
+        wait_until("the scheduler to know the nodes", lambda: cluster.kubectl(*where).stdout == node, timeout_s=180)
+    finally:
+        cluster.kubectl("delete", "pod", f"scheduler-{mark}", "--namespace=default", "--force", "--ignore-not-found")
+        cluster.kubectl("label", "node", node, f"{_SEEN}-")
 
 
 def _with(run: TrainingRun, variable: str, value: str) -> Iterator[psutil.Process]:

@@ -363,6 +363,8 @@ class Replay:
             with kind.happens(scene):
                 until_s = self._until_training(job, kind, scene)
             operator.ready(self._cluster)
+            if kind.name.startswith("api-server"):  # what the scheduler does after it is no matter of the next fault
+                machine.wait_for_scheduler(self._cluster, self._nodes[0], self._images.trainer)
             run.wait_for_pods()
             now = self._settled(job)
             accounts.note(f"{fault.fault} {kind.name}")
