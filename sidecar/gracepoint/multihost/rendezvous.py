@@ -16,7 +16,7 @@ at once then, with the exit code for that. Later on it is noted who died (``Gath
 on without another one has not failed itself. JAX would abort it: at once if process 0 is dead, else after its heartbeat
 timeout. So all leave by that exit code before: at once, or when training has not gone on for ``STANDS_S``.
 
-A machine that dies without a word closes no connection, which is noticed late (``_KEEPALIVE_LATER``). While somebody
+A machine that dies without a word closes no connection, which is noticed late (``KEEPALIVE_LATER``). While somebody
 else says that a machine is lost (``Gathering.suspect``), a connection need not be silent for so long. Nobody asks which
 machine: whoever lives answers, as the kernel does so for a process that is stopped. Such a silence may still be an
 outage of the network beside which training goes on, so a process leaves early only once training has stalled.
@@ -77,9 +77,9 @@ _NAME_CHARACTERS = 300
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
 #: The same once all have attached: as long as JAX's default heartbeat timeout, as training goes on after a shorter
 #: outage of the network or pause of a machine. JAX itself waits longer then (``HEARTBEAT_S``).
-_KEEPALIVE_LATER = {**_KEEPALIVE, "TCP_KEEPCNT": 16, "TCP_USER_TIMEOUT": 90_000}
+KEEPALIVE_LATER = {**_KEEPALIVE, "TCP_KEEPCNT": 16, "TCP_USER_TIMEOUT": 90_000}
 #: The same while a machine is said to be lost.
-_KEEPALIVE_SUSPECTED = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 5, "TCP_USER_TIMEOUT": 10_000}
+KEEPALIVE_SUSPECTED = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 5, "TCP_USER_TIMEOUT": 10_000}
 #: The heartbeat timeout of JAX for gangs that meet here, in seconds. A process that JAX has lost is noticed after half
 #: of it at the earliest: by then those that remain have left by their own exit code.
 HEARTBEAT_S = 300
@@ -404,7 +404,7 @@ class Gathering:
                             self._tell(joined=True)
                         if self._attached:
                             for line in self._lines:
-                                line.set_options(_KEEPALIVE_SUSPECTED if self._suspects else _KEEPALIVE_LATER)
+                                line.set_options(KEEPALIVE_SUSPECTED if self._suspects else KEEPALIVE_LATER)
                         if b"leaving" in message:
                             self._tell(leaves=True)
                             self._told.set()

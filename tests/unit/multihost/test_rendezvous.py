@@ -513,7 +513,7 @@ def test_who_begins_to_watch_after_a_loss_has_time_for_the_first_step(
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """While a machine is said to be lost, a connection need not be silent for long."""
     options = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 1, "TCP_USER_TIMEOUT": 1000}
-    monkeypatch.setattr(rendezvous, "_KEEPALIVE_SUSPECTED", options)
+    monkeypatch.setattr(rendezvous, "KEEPALIVE_SUSPECTED", options)
     monkeypatch.setattr(rendezvous, "STANDS_S", 0.2)
 
 
@@ -637,7 +637,7 @@ def test_a_quiet_connection_carries_a_message(come: Come, monkeypatch: pytest.Mo
 def test_a_message_to_a_silent_machine_does_not_put_off_its_loss(come: Come, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel gives a connection up by what was sent last, if that was not acknowledged."""
     options = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 60, "TCP_USER_TIMEOUT": 60_000}
-    monkeypatch.setattr(rendezvous, "_KEEPALIVE_LATER", options)
+    monkeypatch.setattr(rendezvous, "KEEPALIVE_LATER", options)
     monkeypatch.setattr(rendezvous, "ALIVE_S", 1.5)
     with attached(come, 2) as processes:
         (_, _, lines), (_, _, (line,)) = processes
