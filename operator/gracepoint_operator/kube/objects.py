@@ -429,8 +429,12 @@ def read_pod(body: Mapping[str, Any], membership_of: Callable[[Mapping[str, str]
         containers = [entry.get("state") or {} for entry in status.get("containerStatuses") or ()]
         scheduled = conditions.get("PodScheduled")
         holdup = _read_holdup(spec, status)
-        is_refused = holdup is not None and holdup.at is HeldUp.REFUSED
-        ended_at = _last([_time_of(state, "finishedAt", "terminated") for state in containers])
+        if holdup is not None and holdup.at is HeldUp.REFUSED:
+            # Its kubelet writes no other time. After a reboot of its machine it may refuse a pod that ran, and then it
+            # drops all that the status said of that.
+            ended_at = written_at(body, "f:status", "f:reason")
+        else:
+            ended_at = _last([_time_of(state, "finishedAt", "terminated") for state in containers])
         return Pod(
             namespace=shared(text(meta["namespace"])),
             name=text(meta["name"]),
@@ -457,7 +461,7 @@ def read_pod(body: Mapping[str, Any], membership_of: Callable[[Mapping[str, str]
             phase=shared(text(status.get("phase") or "Pending")),
             ready="Ready" in conditions,
             started_at=_last([_time_of(state, "startedAt", "running", "terminated") for state in containers]),
-            ended_at=_reason_written_at(meta) if is_refused else ended_at,
+            ended_at=ended_at,
             membership=shared(membership_of(labels)),
             protection=_protection(meta.get("annotations") or {}),
             holdup=holdup,
@@ -470,15 +474,23 @@ def _read_holdup(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Holdup |
     return None if holdup is None else shared(holdup)
 
 
-def _reason_written_at(meta: Mapping[str, Any]) -> float | None:
-    """Returns when the reason in the status of an object was written. None if its managed fields do not say.
+def written_at(body: Mapping[str, Any], *path: str) -> float | None:
+    """Returns when the owner of a field last wrote the object: the field had its value by then.
 
-    A kubelet that refuses a pod writes no other time. It may refuse one that ran, after a reboot of its machine, and
-    then drops all that the status said of that.
+    Args:
+        body: The object as the API server gives it.
+        path: The field, as ``managedFields`` names its parts.
     """
-    entries = meta.get("managedFields") or ()
-    owners = [entry for entry in entries if "f:reason" in ((entry.get("fieldsV1") or {}).get("f:status") or {})]
-    return max((at for entry in owners if (at := parse_time(entry.get("time"))) is not None), default=None)
+    metadata = body.get("metadata")
+    entries = metadata.get("managedFields") if isinstance(metadata, Mapping) else None
+    times = []
+    for entry in entries if isinstance(entries, list | tuple) else ():
+        owned: Any = entry.get("fieldsV1") or {}
+        for part in path:
+            owned = owned.get(part) if isinstance(owned, Mapping) else None
+        if owned is not None:
+            times.append(parse_time(entry.get("time")))
+    return max((time for time in times if time is not None), default=None)
 
 
 def _holdup(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Holdup | None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gracepoint.wire.messages import Confidence, one_line
-from gracepoint_operator.kube.objects import Pod, Taint, Toleration, parse_time, read_taint
+from gracepoint_operator.kube.objects import Pod, Taint, Toleration, parse_time, read_taint, written_at
 from gracepoint_operator.read_errors import CAUSES, Unreadable, reading, said
 from gracepoint_operator.resources import SignalKind
 from gracepoint_operator.signals.rows import (
@@ -281,7 +281,7 @@ def _matched_value(name: str, value_match: ValueMatch, body: Body) -> _Feature |
     value = (body["metadata"].get(f"{name}s") or {}).get(value_match.key)
     if not value_match.matches(value):
         return None
-    since_at = _written_at(body, "f:metadata", f"f:{name}s", f"f:{value_match.key}")
+    since_at = written_at(body, "f:metadata", f"f:{name}s", f"f:{value_match.key}")
     return _Feature(
         f"{name}/{value_match.key}",
         f"{name} {value_match.key}={_shortened(value)}",
@@ -302,7 +302,7 @@ def _matched_field(row: Row, field_match: FieldMatch, body: Body) -> _Feature | 
 
 def _taint(taint: Taint, body: Body) -> _Feature:
     key = f"taint/{taint.key}={taint.value}:{taint.effect}"
-    since_at = taint.added_at or _written_at(body, "f:spec", "f:taints")
+    since_at = taint.added_at or written_at(body, "f:spec", "f:taints")
     return _Feature(
         key=key,
         text=f"taint {taint.key}:{taint.effect}",
@@ -339,7 +339,7 @@ def _field(row: Row, path: str, value: str, body: Body) -> _Feature:
         since_at = None if deleted_at is None else deleted_at - grace_s
         of = row.match.kind if row.match.kind is On.NODE_CLAIM else row.match.kind.lower()
         return _Feature(f"field/{path}", f"deletion of the {of}", "", since_at, is_exact=True)
-    since_at = _written_at(body, *(f"f:{part}" for part in path.split(".")))
+    since_at = written_at(body, *(f"f:{part}" for part in path.split(".")))
     text = f"{row.match.kind} {path}={_shortened(value)}"
     return _Feature(f"field/{path}", text, value, since_at, unless_timed=f"={value}")
 
@@ -353,18 +353,6 @@ def _plain(value: Any) -> str | None:
 
 def _shortened(text: str, limit: int = 64) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
-
-
-def _written_at(body: Body, *path: str) -> float | None:
-    """Returns when the owner of a field last wrote the object: the field had its value by then."""
-    times = []
-    for entry in _entries(body, "metadata.managedFields"):
-        owned: Any = entry.get("fieldsV1") or {}
-        for part in path:
-            owned = owned.get(part) if isinstance(owned, Mapping) else None
-        if owned is not None:
-            times.append(parse_time(entry.get("time")))
-    return max((time for time in times if time is not None), default=None)
 
 
 #: A signal further ahead than this number of seconds starts no preemption yet, since it may still move or be cancelled.

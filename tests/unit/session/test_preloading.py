@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ import gracepoint
 from gracepoint.session import attach
 from gracepoint.settings import Settings
 from gracepoint.wire.names import DEFAULT_NOT_JOINED_EXIT_CODE, Env
+from tests.ports import held_ports
 
 WAIT_S = 60.0
 
@@ -71,26 +71,24 @@ def test_a_process_alone_waits_for_nobody(tmp_path: Path, process_count: int | N
 
 @pytest.mark.integration
 def test_a_process_that_leaves_while_tensorstore_is_imported_has_its_exit_code(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     place = {
         Env.PROCESS_COUNT: "2",
         Env.PODS_PER_JOB: "2",
         Env.COORDINATOR_JOB: "w",
-        Env.COORDINATOR_PORT: str(port),
         Env.SUBDOMAIN: "gpt",
         Env.JOBSET_NAME: "gpt",
         Env.JOIN_TIMEOUT_S: "1",
         "JOB_COMPLETION_INDEX": "0",
     }
-    left = subprocess.run(
-        [sys.executable, "-c", IMPORTS_SLOWLY, str(tmp_path)],
-        env={**os.environ, **place},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=WAIT_S,
-    )
+    with held_ports(1) as (port,):
+        left = subprocess.run(
+            [sys.executable, "-c", IMPORTS_SLOWLY, str(tmp_path)],
+            env={**os.environ, **place, Env.COORDINATOR_PORT: str(port)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=WAIT_S,
+        )
     assert left.stdout == "imports\n"
     assert "waited 1 s for process 1" in left.stderr
     assert left.returncode == DEFAULT_NOT_JOINED_EXIT_CODE, left.stderr
