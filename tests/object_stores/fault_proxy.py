@@ -51,14 +51,15 @@ class FaultProxy:
     Args:
         target: The server, such as ``http://127.0.0.1:4443``.
         shape: How slow the network is.
-        port: Where to listen on the loopback; 0 lets the kernel choose.
+        address: Where to listen.
+        port: Its port; 0 lets the kernel choose.
 
     Attributes:
         url: Where the proxy listens.
         passed: Returns the head that is passed on in place of a request's, or the reply to it.
     """
 
-    def __init__(self, target: str, shape: Shape | None = None, *, port: int = 0) -> None:
+    def __init__(self, target: str, shape: Shape | None = None, *, address: str = "127.0.0.1", port: int = 0) -> None:
         parts = urlsplit(target)
         assert parts.hostname is not None
         assert parts.port is not None
@@ -74,8 +75,8 @@ class FaultProxy:
         self._ended = False
         self.passed: Callable[[Head], Head | bytes] = lambda head: head
         self.shape = shape or Shape()
-        self._listener = socket.create_server(("127.0.0.1", port), backlog=256)
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listener = socket.create_server((address, port), backlog=256)
+        self.url = f"http://{address}:{self._listener.getsockname()[1]}"
         self._acceptor = threading.Thread(target=self._accept, name="fault-proxy", daemon=True)
         self._acceptor.start()
 

@@ -154,10 +154,13 @@ def open_gcs(folder: Path) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def open_s3(folder: Path) -> Iterator[Server]:
-    """Starts versitygw. The arguments are those of ``open_gcs``; the objects lie in the folder, too."""
-    buckets, metadata = folder / "buckets", folder / "metadata"
-    buckets.mkdir(exist_ok=True)
+def open_s3(folder: Path, buckets: Path | None = None) -> Iterator[Server]:
+    """Starts versitygw. The arguments are those of ``open_gcs``, and where the objects lie: in the folder, too.
+
+    Each folder in ``buckets`` is a bucket, and an object is a file there.
+    """
+    place, metadata = buckets or folder / "buckets", folder / "metadata"
+    place.mkdir(exist_ok=True)
     metadata.mkdir(exist_ok=True)
     keys = {"AWS_ACCESS_KEY_ID": f"test{secrets.token_hex(4)}", "AWS_SECRET_ACCESS_KEY": secrets.token_hex(16)}
 
@@ -165,11 +168,11 @@ def open_s3(folder: Path) -> Iterator[Server]:
         ours = [f"--port=127.0.0.1:{port}", f"--region={REGION}", "--health=/health", "--quiet", "--keep-alive"]
         # Attributes of files are not to be had on every file system, such as a tmpfs in a container.
         # ``localhost``: also with the bucket in the host's name.
-        return [*ours, "--virtual-domain=localhost", "posix", f"--sidecar={metadata}", str(buckets)]
+        return [*ours, "--virtual-domain=localhost", "posix", f"--sidecar={metadata}", str(place)]
 
     root = {"ROOT_ACCESS_KEY": keys["AWS_ACCESS_KEY_ID"], "ROOT_SECRET_KEY": keys["AWS_SECRET_ACCESS_KEY"]}
     with _running([str(parts.program("versitygw"))], arguments, "/health", folder, root) as url:
-        yield Server("s3", url, keys, buckets)
+        yield Server("s3", url, keys, place)
 
 
 @contextlib.contextmanager

@@ -43,6 +43,7 @@ _DOCUMENT = re.compile(r"/apis(/[^/?]+/[^/?]+)?")
 
 
 _BACKLOG = 128
+_CLOSED = -1
 #: How long it takes until connections that were accepted are known to the server.
 _ACCEPTED_S = 0.05
 
@@ -71,6 +72,7 @@ class FaultProxy:
         self._fault: _Fault | None = None
         self._streams: dict[asyncio.Task[None], str] = {}
         self._documents: dict[str, str] = {}  # what answers held before a fault, by path
+        self._connections: set[socket.socket] = set()  # to the API server
         self._loop = asyncio.new_event_loop()
         self._listening = threading.Event()
         self._ended = asyncio.Event()
@@ -105,8 +107,10 @@ class FaultProxy:
         self._thread.join(60)
 
     def _main(self) -> None:
-        self._loop.run_until_complete(self._run())
-        self._loop.close()
+        try:
+            self._loop.run_until_complete(self._run())
+        finally:
+            self._loop.close()
 
     async def _cut(self, paths: re.Pattern[str]) -> None:
         for task, path in list(self._streams.items()):
@@ -117,7 +121,7 @@ class FaultProxy:
         app = web.Application(client_max_size=64 << 20)
         app.router.add_route("*", "/{path:.*}", self._handle)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
-        connector = aiohttp.TCPConnector(limit=0, ssl=self._tls)
+        connector = aiohttp.TCPConnector(limit=0, ssl=self._tls, socket_factory=self._new_connection)
         async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as self._session:
             await runner.setup()
             listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
@@ -130,7 +134,24 @@ class FaultProxy:
             await asyncio.sleep(_ACCEPTED_S)
             await self._cut(re.compile(""))
             await runner.cleanup()
-            await connector.close(abort_ssl=True)  # the loop ends before the other side would have answered
+            await connector.close(abort_ssl=True)
+            await self._connections_end()
+
+    def _new_connection(self, address: aiohttp.AddrInfoType) -> socket.socket:
+        self._connections = {connection for connection in self._connections if connection.fileno() != _CLOSED}
+        family, kind, protocol, _, _ = address
+        made = socket.socket(family, kind, protocol)
+        self._connections.add(made)
+        return made
+
+    async def _connections_end(self) -> None:
+        """Ends all, also those of requests that were given up, on which TLS still waits for a goodbye."""
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        async with asyncio.timeout(10):
+            while any(connection.fileno() != _CLOSED for connection in self._connections):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
 
     def _fault_of(self, path: str) -> How | None:
         fault = self._fault

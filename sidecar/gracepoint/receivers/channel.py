@@ -460,6 +460,9 @@ class Sender:
         self._waiting: collections.deque[_Item] = collections.deque()
         self._busy = False
         self._flushing = 0  # callers of flush() that wait
+        self._said: set[tuple[str, str]] = (
+            set()
+        )  # messages and errors that were logged in this outage; the thread's own
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="gracepoint-sender", daemon=True)
         self._thread.start()
@@ -528,13 +531,18 @@ class Sender:
         while not self._closed:
             try:
                 answer = self._channel.post(path, item.as_of(self._clock()), timeout_s=_POST_TIMEOUT_S)
+                self._said.clear()
                 return self._take_answer(item.message, answer)
             except ChannelError as error:
                 pause_s = backoff.next_s()
                 if error.status in _FINAL or self._clock() + pause_s > item.until_s:
                     logger.error("could not send a message message=%s error=%s", _named(item.message), error)
                     return
-                logger.info("could not send a message, trying again message=%s error=%s", _named(item.message), error)
+                said = _named(item.message), str(error)
+                # While the operator cannot be reached for hours, the log has one line for each, not thousands.
+                level = logging.DEBUG if said in self._said else logging.INFO
+                logger.log(level, "could not send a message, trying again message=%s error=%s", *said)
+                self._said.add(said)
                 if error.status == http.HTTPStatus.FORBIDDEN:
                     self._channel.close()  # a new connection may lead to the other replica, which knows the session
             with self._lock:

@@ -114,7 +114,7 @@ class Operator:
             mailbox,
             lambda receipt: self.sender.send(
                 receipt,
-                within_s=_ACKNOWLEDGE_WITHIN_S,
+                within_s=receipt_after_s(gang) + _ACKNOWLEDGE_WITHIN_S,
                 after_s=receipt_after_s(gang),
             ),
             hints,

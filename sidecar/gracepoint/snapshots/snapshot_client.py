@@ -108,7 +108,15 @@ class SnapshotClient:
         self._is_closed = False
         forget_in_child(self, SnapshotClient._forget)
 
-    def put(self, key: str, data: Sequence[memoryview], deadline: Deadline, *, if_absent: bool = False) -> StoredValue:
+    def put(
+        self,
+        key: str,
+        data: Sequence[memoryview],
+        deadline: Deadline,
+        *,
+        if_absent: bool = False,
+        checksum: int | None = None,
+    ) -> StoredValue:
         """Writes a value. It can be seen once all of it has arrived and its checksum fits.
 
         Args:
@@ -116,11 +124,12 @@ class SnapshotClient:
             data: The bytes, one piece after the other. They must not change meanwhile.
             deadline: When to give up.
             if_absent: Whether a value that is there already is an error.
+            checksum: CRC-32 that the bytes had, if it is known. None: it is computed while they are sent.
 
         Raises:
             FileExistsError: There is a value, and ``if_absent`` was given.
             SnapshotsFull: The server has no memory for it.
-            SnapshotDamaged: The bytes changed while they were sent.
+            SnapshotDamaged: The bytes changed while they were sent, or since ``checksum`` was computed.
             SnapshotRefused: The capability does not allow it.
             SnapshotsUnavailable: The server was not reached, or not in time.
         """
@@ -129,12 +138,14 @@ class SnapshotClient:
 
         def converse(link: _Link, go_on: Callable[[], None]) -> StoredValue:
             self._ask(link, go_on, op="put", key=key, bytes=sum(map(len, pieces)), if_absent=if_absent)
-            checksum = 0
+            computed = 0
             for piece in pieces:
                 for block in blocks(piece):
                     send(link.tls, block, self._stall_s, go_on)
-                    checksum = crc32(block, checksum)
-            send(link.tls, memoryview(CHECKSUM.pack(checksum)), self._stall_s, go_on)
+                    if checksum is None:
+                        computed = crc32(block, computed)
+            trailer = CHECKSUM.pack(computed if checksum is None else checksum)
+            send(link.tls, memoryview(trailer), self._stall_s, go_on)
             return _stored(self._answer(link, go_on))
 
         return self._call(f"put {key}", converse, deadline, repeatable=not if_absent)

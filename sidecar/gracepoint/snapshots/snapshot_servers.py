@@ -546,9 +546,10 @@ class PartCopies:
                     return client.link(key, source.key, source.generations[server.address], deadline)
                 except (FileNotFoundError, SnapshotReplaced):
                     pass  # it was started anew, or dropped it
-            stored = client.put(key, [data], deadline)
-            if stored.checksum != checksum:
-                raise SnapshotDamaged(errno.EIO, f"{key}: its bytes were changed while they were sent")
+            try:
+                stored = client.put(key, [data], deadline, checksum=checksum)
+            except SnapshotDamaged as error:
+                raise SnapshotDamaged(errno.EIO, f"{key}: its bytes were changed while they were sent") from error
             with self._lock:
                 self.sent_bytes += len(data)
             return stored

@@ -22,6 +22,7 @@ from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.process_group import SingleProcess
 from gracepoint.receivers import ChannelError, Disruption, Mailbox, OperatorConnection, OperatorSubscriber, Sender
+from gracepoint.receivers import operator as operator_receiver
 from gracepoint.receivers.operator import Operator, receipt_after_s
 from gracepoint.settings import Settings
 from gracepoint.wire.frames import Ping, Retraction, SnapshotPlacement, Trust
@@ -269,6 +270,20 @@ def test_a_message_is_sent_again_until_it_is_taken(sender: Sender, server: Opera
     assert sender.flush(30)
     (taken,) = server.messages(Resumption)
     assert taken.age_s > 0, "a message that had to wait must say for how long"
+
+
+def test_an_outage_is_logged_once_however_long_it_lasts(
+    sender: Sender, server: OperatorServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="gracepoint.receivers.channel")
+    for outage in (1, 2):
+        server.refuse[PATH_RESUMPTION] = 503
+        known = len(server.refused)
+        sender.send(_resumption(outage), within_s=60)
+        server.wait_until(lambda: len(server.refused) >= known + 3)  # noqa: B023
+        server.refuse.clear()
+        assert sender.flush(30)
+        assert caplog.text.count("could not send a message, trying again message=Resumption") == outage
 
 
 @pytest.mark.parametrize("status", [503, 403], ids=["not ready", "of an unknown caller"])
@@ -551,6 +566,30 @@ def test_receipts_come_after_the_whole_gang_was_notified_and_one_after_another()
     assert after_s(0, 2) < after_s(1, 2) < 0.01
     assert after_s(0, 1000) >= 1.0  # the goal: all of them are told by then
     assert after_s(999, 1000) - after_s(0, 1000) > 2.5  # a connection costs the operator 2.5 ms
+
+
+def test_a_receipt_that_was_held_back_is_tried_again_after_it_was_due(
+    server: OperatorServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operator_receiver, "_BETWEEN_RECEIPTS_S", 100.0)  # as if it were the last of a very large gang
+    passed_s: list[float] = [0.0]
+    settings = Settings.from_environment(server.environment(1, 2, tmp_path))
+    operator, heard = Operator(settings, lambda: time.monotonic() + passed_s[-1]), Heard()
+    server.refuse[PATH_ACKNOWLEDGE] = 503
+    try:
+        operator.subscribe(WHO.session, StoreProcessGroup(InMemoryStore(), 1, 2), heard, "0.1.0")
+        stream = server.wait_for_stream(process_index=1)
+        stream.send_frame(notice(stream))
+        heard.wait_for_posts()
+        assert server.refused == []
+        passed_s.append(101.0)
+        operator.sender.send(_resumption(1), within_s=30)  # the sender looks at the clock
+        server.wait_until(lambda: len(server.refused) >= 1)
+        del server.refuse[PATH_ACKNOWLEDGE]
+        (receipt,) = server.wait_for(Acknowledgement)
+        assert receipt.process_index == 1
+    finally:
+        operator.close()
 
 
 def test_a_flush_sends_what_is_held_back_at_once(server: OperatorServer, sender: Sender) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,8 @@ from gracepoint.deadline import Deadline
 from gracepoint.errors import CheckpointError, SaveFailed
 from gracepoint.process_group import ProcessGroup, SingleProcess, StorageWait
 from gracepoint.snapshots.snapshot_servers import PartCopies, ServerPlacement
+from tests.replay.account import NO_SNAPSHOT
+from tests.replay.trainer import SNAPSHOTS
 from tests.unit.checkpoint.fakes.engine import (
     assert_same,
     engine,
@@ -213,8 +216,9 @@ def test_snapshots_go_on_while_a_save_is_slow(nodes: Nodes, monkeypatch: pytest.
 
 
 def test_snapshot_in_progress_anywhere_is_skipped_by_all_and_said(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.DEBUG, logger=SNAPSHOTS)
     hanging, turn = Hanging(monkeypatch, part=1), threading.Barrier(3, timeout=60)
 
     def run(gang: ProcessGroup) -> tuple[Any, ...]:
@@ -230,6 +234,8 @@ def test_snapshot_in_progress_anywhere_is_skipped_by_all_and_said(
         return begun, wait(checkpointer), skips.count, "the snapshot of step 1 is still sent" in skips.reason
 
     assert in_gang(3, run) == [([True, False, False, True], 4, 2, True)] * 3
+    lacking = (NO_SNAPSHOT.match(message) for message in caplog.messages)
+    assert {match[1] for match in lacking if match} == {"2", "3"}, "as a replay reads it"
 
 
 def test_part_that_cannot_be_sent_leaves_all_without_this_snapshot_and_the_next_one_comes(
@@ -256,7 +262,9 @@ def test_part_that_cannot_be_sent_leaves_all_without_this_snapshot_and_the_next_
     assert in_gang(2, run) == [(None, 2, 1, True)] * 2
 
 
-def test_copies_are_those_of_the_part_that_has_fewest(nodes: Nodes) -> None:
+def test_copies_are_those_of_the_part_that_has_fewest(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger=SNAPSHOTS)
+
     def run(gang: ProcessGroup) -> tuple[int, int]:
         fewer = placed(nodes.servers[:1], nodes.servers[1:])
         checkpointer = nodes.training(gang, placement=fewer if gang.process_index == 1 else None)
@@ -266,6 +274,8 @@ def test_copies_are_those_of_the_part_that_has_fewest(nodes: Nodes) -> None:
         return newest.copies, len(newest.nodes)
 
     assert in_gang(2, run) == [(1, 2), (1, 1)]
+    lacking = (NO_SNAPSHOT.match(message) for message in caplog.messages)
+    assert {match[2] for match in lacking if match} == {"1"}, "as a replay reads it"
 
 
 def test_state_that_cannot_be_saved_costs_the_snapshot_and_not_the_training(nodes: Nodes) -> None:

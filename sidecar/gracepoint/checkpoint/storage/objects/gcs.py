@@ -152,7 +152,7 @@ class GcsApi:
     ) -> None:
         token = self._testing if self._tokens is None else self._tokens.get(exchange.go_on)
         authorization = {} if token is None else {"Authorization": f"Bearer {token}"}
-        sent_s = time.time()
+        sent_s = time.monotonic()
         exchange.send(Request(method, target, {**(headers or {}), **authorization}, body))
         self.clock.observe(exchange.headers.get("date"), sent_s)
         if exchange.status >= 300:

@@ -164,28 +164,29 @@ _LEAST_STEP_S = 1e-6
 class StoreClock:
     """The store's clock, as its replies show it, to a second. Any thread uses it.
 
-    If this machine's clock agrees with all replies, it is used, as it is finer. The answers never go back, even if a
-    reply corrects the clock: of two saves of this process, the later one has the later time.
+    If this machine's clock agrees with all replies, it is used, as it is finer. Between replies the monotonic clock
+    counts, so that the answers stay right when this machine's clock is set. They never go back, even if a reply
+    corrects the clock: of two saves of this process, the later one has the later time.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Bounds on the seconds by which the store's clock is ahead of this machine's.
+        # Bounds on the seconds by which the store's clock is ahead of this machine's monotonic one.
         self._least_s, self._most_s = float("-inf"), float("inf")
         self._last_s = 0.0  # the latest answer
 
     def observe(self, date: str | None, sent_s: float) -> None:
-        """Notes the header ``Date`` of a reply to a request that was sent at ``sent_s`` by this machine's clock."""
+        """Notes the header ``Date`` of a reply to a request that was sent at ``sent_s`` by ``time.monotonic()``."""
         if date is None:
             return
         try:
             date_s = email.utils.parsedate_to_datetime(date).timestamp()
         except ValueError:
             return
-        least_s, most_s = date_s - time.time(), date_s + 1.0 - sent_s
+        least_s, most_s = date_s - time.monotonic(), date_s + 1.0 - sent_s
         with self._lock:
             self._least_s, self._most_s = max(self._least_s, least_s), min(self._most_s, most_s)
-            if self._least_s > self._most_s:  # one of the clocks was set
+            if self._least_s > self._most_s:  # the store's clock was set, or this machine was suspended
                 self._least_s, self._most_s = least_s, most_s
 
     @property
@@ -196,7 +197,8 @@ class StoreClock:
     def now_s(self) -> float:
         """Returns seconds since the epoch, more than at any call before."""
         with self._lock:
-            now_s = time.time() + min(max(0.0, self._least_s), self._most_s)
+            monotonic_s = time.monotonic()
+            now_s = monotonic_s + min(max(time.time() - monotonic_s, self._least_s), self._most_s)
             self._last_s = max(now_s, self._last_s + _LEAST_STEP_S)
             return self._last_s
 

@@ -241,7 +241,7 @@ class S3Api:
         encoded = "&".join(f"{quote(k, safe='-_.~')}={quote(v, safe='-_.~')}" for k, v in sorted(query.items()))
         target = f"{path}?{encoded}" if encoded else path
         signed = self._signed(keys, method, target, headers)
-        sent_s = time.time()
+        sent_s = time.monotonic()
         exchange.send(Request(method, target, signed, body))
         self.clock.observe(exchange.headers.get("date"), sent_s)
         if exchange.status >= 300:
