@@ -6,7 +6,8 @@ the cache every time, before the token is reviewed. Acknowledgements from a pod 
 (``service``).
 
 So a caller that wants to load the API server must name a running pod of a workload, and gets one review at a time for
-it. All callers together get ``_REVIEWS_AT_ONCE``, so that threads of ``KubeClient`` stay free. Invalid tokens are
+it. All callers together get ``_REVIEWS_AT_ONCE``, so that threads of ``KubeClient`` stay free. What the answer to an
+eviction waits for goes first: when a replica is gone, thousands of pods come to the other one. Invalid tokens are
 cached too. The controller's event loop owns the authenticator. A caller that waits for its turn delays nobody.
 """
 
@@ -140,6 +141,7 @@ class Authenticator:
             until_at, outcome = self._reviewed.get(digest, (0.0, None))
             if outcome is None or self._clock() >= until_at:
                 async with self._at_once:
+                    await self._api.let_urgent_first()
                     outcome = await self._ask(token)
                 remember_s = _REMEMBER_S if isinstance(outcome, Identity) else _REMEMBER_BAD_S
                 if len(self._reviewed) >= self._remember_at_most:

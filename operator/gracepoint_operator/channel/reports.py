@@ -127,7 +127,7 @@ class ReportHandler:
         notified_at = self._writers.acknowledgements.notified_at(preemption.key, pod.uid)
         if self._writers.acknowledgements.acknowledged(preemption.key, pod, now) and notified_at is not None:
             self._metrics.notice_to_ack_s.observe(max(now - notified_at, 0.0))
-        self._writers.preemptions.touch(preemption)
+        self._writers.preemptions.touch_entry(preemption)
 
     async def _report(self, pod: Pod, report: Report) -> None:
         if report.preemption:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -209,6 +210,8 @@ _FIRST_PAGE = 50
 _PAGE_BYTES = 1024 * 1024
 _LARGEST_PAGE = 1000
 THREADS = 8
+#: Evictions without a pause must not hold everything else up for long.
+_URGENT_FIRST_S = 0.05
 _WRITES = frozenset({"POST", "PATCH"})
 
 
@@ -216,6 +219,33 @@ _WRITES = frozenset({"POST", "PATCH"})
 FIELD_MANAGER = "gracepoint-operator"
 _VERSION = importlib.metadata.version("gracepoint")
 USER_AGENT = f"{FIELD_MANAGER}/{_VERSION}"
+
+
+class Urgent:
+    """The calls in progress that an answer to somebody waits for. One event loop makes them and waits for their end."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._none = asyncio.Event()
+        self._none.set()
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """One of them is in progress inside of this."""
+        self._calls += 1
+        self._none.clear()
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._none.set()
+
+    async def over(self, most_s: float) -> None:
+        """Waits until none is in progress, for at most so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                await self._none.wait()
 
 
 class KubeClient:
@@ -243,6 +273,8 @@ class KubeClient:
         self._request_timeout_s = request_timeout_s
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="kube")
         self._pools = [self._threads]  # also of the clients that ``apart`` has returned
+        self._urgent = Urgent()  # the calls of these clients
+        self._is_apart = False
 
     @staticmethod
     def connect(
@@ -309,8 +341,15 @@ class KubeClient:
         threads = concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="kube apart")
         self._pools.append(threads)
         other = copy.copy(self)
-        vars(other).update(_threads=threads)
+        vars(other).update(_threads=threads, _is_apart=True)
         return other
+
+    async def let_urgent_first(self) -> None:
+        """Waits while calls of clients that ``apart`` has returned are in progress, for ``_URGENT_FIRST_S`` at most.
+
+        Call it from the event loop of those clients, before what is not urgent and comes in thousands.
+        """
+        await self._urgent.over(_URGENT_FIRST_S)
 
     def close(self) -> None:
         """Ends the threads. Calls that have not begun are cancelled."""
@@ -497,7 +536,8 @@ class KubeClient:
         loop = asyncio.get_running_loop()
         outcome = "Cancelled"
         try:
-            answer = await loop.run_in_executor(self._threads, answered, request, call, decode, read)
+            with self._urgent.call() if self._is_apart else contextlib.nullcontext():
+                answer = await loop.run_in_executor(self._threads, answered, request, call, decode, read)
             outcome = "ok"
             return answer
         except KubeError as error:

@@ -8,6 +8,9 @@ changes a phase posts the Event, once. The last replica to write has seen the en
 ``AcknowledgementLog`` has what only this replica knows of its notices: when it notified each pod, and which pods
 acknowledged to it. It is kept in the form in which it is written, because a gang of thousands of pods has an event for
 each of them. ``channel`` fills it. The event loop owns it; there are no locks.
+
+After each write of the record, all replicas look at all pods of the gang. So while receipts of thousands of pods come
+in, the entry that is written is up to some seconds old (``AcknowledgementLog.waits_s``).
 """
 
 from __future__ import annotations
@@ -77,12 +80,37 @@ class _PodTimes:
         return True
 
 
+#: How long an entry stays as it is, in seconds for each pod in it. Of 500, it is a second: no record is written more
+#: often than that.
+_ENTRY_S = 0.002
+#: When the receipt of the last pod is due after a signal: seconds, and more for each pod
+#: (``gracepoint.receivers.operator.receipt_after_s``).
+_RECEIPTS_WITHIN_S, _RECEIPT_S = 1.0, 0.006
+
+
 @dataclasses.dataclass
 class _Receipts:
-    """What is known of one preemption."""
+    """What is known of one preemption.
+
+    Attributes:
+        notified: The pods that this replica has notified.
+        acknowledged: The pods that have sent it a receipt.
+        entry: What was made of both when it was asked for. None: it was not.
+        until_s: When the entry is made anew, on the caller's clock.
+    """
 
     notified: _PodTimes = dataclasses.field(default_factory=_PodTimes)
     acknowledged: _PodTimes = dataclasses.field(default_factory=_PodTimes)
+    entry: Replica | None = None
+    until_s: float = 0.0
+
+    @property
+    def is_urgent(self) -> bool:
+        """True if the entry lacks a notice, the first receipt, or the one with which there are as many as notices."""
+        if self.entry is None or self.entry.told < len(self.notified.at):
+            return True
+        before, now = self.entry.acknowledged, len(self.acknowledged.at)
+        return before == 0 < now or before < len(self.notified.at) <= now
 
 
 class AcknowledgementLog:
@@ -104,19 +132,32 @@ class AcknowledgementLog:
         receipts = self._receipts.get(key)
         return None if receipts is None else receipts.notified.at.get(pod_uid)
 
-    def replica(self, key: ReceiptKey, name: str) -> Replica:
-        """This replica's entry in the Preemption's status."""
-        receipts = self._receipts.get(key, _Receipts())
-        notified, acknowledged = receipts.notified, receipts.acknowledged
-        return Replica(
-            name=name,
-            told=len(notified.at),
-            acknowledged=len(acknowledged.at),
-            told_at=_time(notified.last_at),
-            acknowledged_at=_time(acknowledged.last_at),
-            told_pods=notified.places.lines(),
-            acknowledged_pods=acknowledged.places.lines(),
-        )
+    def waits_s(self, key: ReceiptKey, now_s: float) -> float:
+        """Returns for how many seconds the entry stays as it is. 0: it is made anew now.
+
+        Args:
+            key: The preemption.
+            now_s: Seconds on the clock of ``replica``.
+        """
+        receipts = self._receipts.get(key)
+        return 0.0 if receipts is None or receipts.is_urgent else max(0.0, receipts.until_s - now_s)
+
+    def replica(self, key: ReceiptKey, name: str, now_s: float, *, newest: bool = False) -> Replica:
+        """Returns this replica's entry in the Preemption's status. Of a large gang it may be one of some seconds ago.
+
+        Args:
+            key: The preemption.
+            name: The replica's name.
+            now_s: Seconds, of a clock that never goes back.
+            newest: Whether it is made anew in any case.
+        """
+        receipts = self._receipts.get(key)
+        if receipts is None:
+            return _entry(name, _Receipts())
+        if receipts.entry is None or newest or not self.waits_s(key, now_s):
+            receipts.entry = _entry(name, receipts)
+            receipts.until_s = now_s + _ENTRY_S * max(receipts.entry.told, receipts.entry.acknowledged)
+        return receipts.entry
 
     def first_acknowledged_at(self, key: ReceiptKey) -> float | None:
         """When the first pod acknowledged, in seconds since the epoch. None if none has."""
@@ -128,6 +169,19 @@ class AcknowledgementLog:
 
     def _of(self, key: ReceiptKey) -> _Receipts:
         return self._receipts.setdefault(key, _Receipts())
+
+
+def _entry(name: str, receipts: _Receipts) -> Replica:
+    notified, acknowledged = receipts.notified, receipts.acknowledged
+    return Replica(
+        name=name,
+        told=len(notified.at),
+        acknowledged=len(acknowledged.at),
+        told_at=_time(notified.last_at),
+        acknowledged_at=_time(acknowledged.last_at),
+        told_pods=notified.places.lines(),
+        acknowledged_pods=acknowledged.places.lines(),
+    )
 
 
 def _time(at: float | None) -> datetime.datetime | None:
@@ -193,6 +247,7 @@ def count_receipts(metrics: Metrics, before: PreemptionRecord, after: Preemption
         and receipts is not None
         and _is_settled(after)
         and not _is_settled(before)
+        and (after.leaves or _receipts_are_due(after, receipts.expected))
     ):
         metrics.undelivered.inc(max(receipts.expected - receipts.received, 0))
 
@@ -208,8 +263,19 @@ def _was_false_alarm(preemption: PreemptionRecord, *, pods_live: bool) -> bool:
     return preemption.end_reason == EndReason.SIGNAL_WENT_AWAY or (preemption.phase is Phase.EXPIRED and pods_live)
 
 
+def _receipts_are_due(preemption: PreemptionRecord, expected: int) -> bool:
+    """True if it ended so late that all pods have had the time to send a receipt, one after another.
+
+    One that a disruption ends during a drill, or that is retracted, may end at once. A gang that leaves sends its
+    receipts before that.
+    """
+    ended_at = preemption.ended_at
+    observed_at = preemption.spec.observed_at.timestamp()
+    return ended_at is not None and ended_at - observed_at > _RECEIPTS_WITHIN_S + expected * _RECEIPT_S
+
+
 def _is_settled(preemption: PreemptionRecord) -> bool:
-    """True when it is over for the gang too: replicas record acknowledgements up to a second late."""
+    """True when it is over for the gang too: replicas record acknowledgements a second late, or some of thousands."""
     return preemption.phase.ended and (not preemption.leaves or preemption.timing("exited") is not None)
 
 
@@ -271,6 +337,8 @@ class PreemptionWriter:
         self._events = events
         self._write_queue = WriteQueue("preemption", self._write, metrics, interval_s, self._refused)
         self._unrecorded: dict[Key, str] = {}  # name of the policy of each that the API server refuses
+        self._entries_due: dict[Key, asyncio.TimerHandle] = {}
+        self._closing = False
 
     def touch(self, preemption: PreemptionRecord, *, urgent: bool = False, after_s: float = 0.0) -> None:
         """Writes the preemption soon.
@@ -282,6 +350,25 @@ class PreemptionWriter:
         """
         if not preemption.is_restored:  # whatever restores it may also restore its status
             self._write_queue.touch(preemption.key, urgent=urgent, after_s=after_s)
+
+    def touch_entry(self, preemption: PreemptionRecord) -> None:
+        """Writes the preemption as soon as this replica's entry is made anew: a pod was notified, or sent a receipt."""
+        key, loop = preemption.key, asyncio.get_running_loop()
+        wait_s = self._acknowledgements.waits_s(key, loop.time())
+        if not wait_s or self._needs_newest(key):
+            self.touch(preemption)
+        elif key not in self._entries_due:
+            self._entries_due[key] = loop.call_later(wait_s, self._entry_is_due, key)
+
+    def _entry_is_due(self, key: Key) -> None:
+        del self._entries_due[key]
+        if (preemption := self._cache.preemptions.records.get(key)) is not None:
+            self.touch_entry(preemption)  # which waits again if the entry was made anew meanwhile
+
+    def _needs_newest(self, key: Key) -> bool:
+        """Returns whether an entry of some seconds ago will not do: missing receipts may be counted with this write."""
+        preemption = self._cache.preemptions.records.get(key)
+        return self._closing or preemption is None or preemption.phase.ended or not preemption.asks_to_leave
 
     async def settled(self, preemption: PreemptionRecord, timeout_s: float) -> None:
         """Waits until what is known of the preemption now is written, for at most ``timeout_s`` seconds."""
@@ -303,8 +390,14 @@ class PreemptionWriter:
         """Forgets a Preemption that was deleted."""
         self.made.discard(key)
         self._refused(key, None)
+        if (due := self._entries_due.pop(key, None)) is not None:
+            due.cancel()
 
     async def close(self, timeout_s: float) -> None:
+        self._closing = True
+        for key, due in list(self._entries_due.items()):
+            due.cancel()
+            self._entry_is_due(key)
         await self._write_queue.close(timeout_s)
 
     def _refused(self, key: Key, reason: str | None) -> None:
@@ -424,7 +517,8 @@ class PreemptionWriter:
 
     def _own_entry(self, current: PreemptionRecord) -> Replica | None:
         """This replica's entry, if the record has another one or none."""
-        own = self._acknowledgements.replica(current.key, self._replica)
+        now_s, newest = asyncio.get_running_loop().time(), self._needs_newest(current.key)
+        own = self._acknowledgements.replica(current.key, self._replica, now_s, newest=newest)
         if own.told == 0 and own.acknowledged == 0:
             return None
         entry = preemption_status.own_entry(current.status, own)

@@ -138,7 +138,8 @@ class Laggard(Model):
 
 
 class Acknowledgements(Model):
-    """Receipts of the notice. A process sends one when it has received the notice."""
+    """Receipts of the notice. A process sends one when it has received the notice. While thousands of receipts come
+    in, this is some seconds old, as are the entries of the replicas."""
 
     expected: Count
     """Number of pods of the gang at the signal."""

@@ -219,3 +219,17 @@ async def test_a_pod_that_labels_itself_with_another_namespaces_jobset_is_refuse
     with pytest.raises(RequestRefused, match="namespace of the JobSet") as refusal:
         await checks.admit("Bearer foreign", "uid-pod-8-0")
     assert refusal.value.status == 403
+
+
+async def test_a_review_waits_while_an_eviction_reads(
+    gate: tuple[Authenticator, MemoryApi, ClusterCache, Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks, api, *_ = gate
+    over = asyncio.Event()
+    monkeypatch.setattr(api, "let_urgent_first", over.wait)
+    admitted = asyncio.create_task(checks.admit("Bearer good", "uid-pod-0-0"))
+    await asyncio.sleep(0.01)
+    assert api.calls == []
+    over.set()
+    assert (await admitted).uid == "uid-pod-0-0"
+    assert len(api.calls) == 1

@@ -37,6 +37,7 @@ class MemoryApi(client.KubeClient):
         self.calls: list[str] = []
         self.failing: list[client.KubeError] = []
         self.failing_only = ""
+        self._urgent = client.Urgent()
 
     def apart(self) -> client.KubeClient:
         return self

@@ -69,6 +69,7 @@ class FusedApi(client.KubeClient):
     def __init__(self, shared: LoggingApi, fuse: Fuse) -> None:
         self._shared = shared
         self._fuse = fuse
+        self._urgent = client.Urgent()
 
     def apart(self) -> client.KubeClient:
         return self

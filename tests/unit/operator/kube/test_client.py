@@ -70,6 +70,38 @@ def test_an_answer_that_is_no_json_is_an_error() -> None:
         client.decoded_versions(b"upstream connect error")
 
 
+async def test_what_comes_in_thousands_lets_urgent_calls_go_first_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+
+    def call_api(path: str, *_: Any, **__: Any) -> Any:
+        answered.wait(60)
+        return mock.Mock(data=b"{}")
+
+    api = client.KubeClient(mock.Mock(call_api=call_api))
+    apart = api.apart()
+    try:
+        ordinary = asyncio.create_task(api.get(objects.NODES, None, "ordinary"))
+        await asyncio.sleep(0)
+        monkeypatch.setattr(client, "_URGENT_FIRST_S", 60.0)
+        async with asyncio.timeout(30):
+            await api.let_urgent_first()  # for the ordinary one nobody waits
+        urgent = [asyncio.create_task(apart.get(objects.NODES, None, "urgent")) for _ in range(2)]
+        await asyncio.sleep(0)
+        waiting = asyncio.create_task(api.let_urgent_first())
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        monkeypatch.setattr(client, "_URGENT_FIRST_S", 0.01)
+        async with asyncio.timeout(30):
+            await api.let_urgent_first()  # it does not wait for ever
+        assert not any(task.done() for task in urgent)
+        answered.set()
+        async with asyncio.timeout(30):
+            await asyncio.gather(ordinary, waiting, *urgent)
+    finally:
+        answered.set()
+        api.close()
+
+
 async def test_calls_apart_do_not_wait_for_the_others_and_all_end_together() -> None:
     answered, arrived = threading.Event(), threading.Semaphore(0)
 

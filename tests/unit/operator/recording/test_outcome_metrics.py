@@ -67,3 +67,25 @@ def test_a_drill_that_is_late_does_not_count_as_late(mode: Mode, late: int) -> N
     status = before.status.model_copy(update={"phase": Phase.COMMITTED, "seconds_to_spare": -3.0})
     preemption_writer.count_outcome(metrics, before, dataclasses.replace(before, status=status), pods_live=True)
     assert metrics.registry.get_sample_value("gracepoint_spare_seconds_bucket", {"le": "0.0"}) == late
+
+
+@pytest.mark.parametrize(
+    ("mode", "phase", "pods", "after_s", "missing"),
+    [
+        pytest.param(Mode.DRILL, Phase.RETRACTED, 2, 0.2, 0, id="a disruption ends a drill at once"),
+        pytest.param(Mode.ENFORCE, Phase.RETRACTED, 4000, 10.0, 0, id="a notice to a large gang is taken back soon"),
+        pytest.param(Mode.DRILL, Phase.COMMITTED, 2, 3.0, 2, id="nobody has answered in a whole drill"),
+        pytest.param(Mode.ENFORCE, Phase.RETRACTED, 4000, 30.0, 4000, id="nobody of a large gang has answered"),
+        pytest.param(Mode.ENFORCE, Phase.EXPIRED, 2, 15.0, 2, id="nobody has answered by the deadline"),
+    ],
+)
+def test_receipts_are_missed_once_they_were_due(
+    mode: Mode, phase: Phase, pods: int, after_s: float, missing: int
+) -> None:
+    metrics, before = Metrics(), PreemptionRecord.of(objects.preemption(mode=str(mode)))
+    status = preemption_status.noticed(pods, before.spec)
+    before = dataclasses.replace(before, status=status)
+    at = before.spec.observed_at.timestamp() + after_s
+    ended = preemption_status.ended(status, phase, EndReason.SIGNAL_WENT_AWAY, "told here", at)
+    preemption_writer.count_receipts(metrics, before, dataclasses.replace(before, status=ended))
+    assert metrics.registry.get_sample_value("gracepoint_notices_undelivered_total") == missing

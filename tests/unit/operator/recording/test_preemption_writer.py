@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from gracepoint_operator.channel.reports import UnknownPreemption
 from gracepoint_operator.kube import client
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.objects import format_time
+from gracepoint_operator.recording import preemption_writer
 from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
@@ -96,6 +98,20 @@ async def told_by_both(first: Replica, second: Replica) -> None:
     await until(lambda: second.core.cache.preemptions.records, "the watch")
     for subscriber in (one, two):
         assert len(await frames(subscriber)) == 1
+
+
+@contextlib.asynccontextmanager
+async def told_alone(api: HistoricApi, clock: Clock, pods: int) -> AsyncIterator[Replica]:
+    """One replica has told all processes of a gang of so many pods."""
+    for index in range(2, pods):
+        api.add(kinds.PODS, objects.pod(index))
+    async with running(api, clock) as replica:
+        gang = [replica.subscribe(index, f"s-{index}") for index in range(pods)]
+        replica.taint()
+        await replica.phase("Noticed")
+        for subscriber in gang:
+            assert len(await frames(subscriber)) == 1
+        yield replica
 
 
 async def test_late_ack_at_the_other_replica_is_counted(api: HistoricApi, clock: Clock) -> None:
@@ -276,6 +292,42 @@ async def test_a_record_that_lacks_nothing_is_not_written_again(api: HistoricApi
         for _ in range(3):
             await seen_and_at_rest(first, second)
         assert len(api.received) == before
+
+
+@pytest.mark.parametrize("end", ["the last receipt", "the commit", "the replica's end"])
+async def test_receipts_of_thousands_of_pods_are_written_together_and_none_is_missing_in_the_end(
+    api: HistoricApi, clock: Clock, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(preemption_writer, "_ENTRY_S", 600.0)  # as if there were so many
+    async with told_alone(api, clock, pods=6) as replica:
+        await seen_and_at_rest(replica)
+        for index in range(5):
+            await acknowledge(replica, index)
+            await seen_and_at_rest(replica)
+        assert api.status["acknowledgements"]["received"] == 1
+        if end == "the last receipt":
+            await acknowledge(replica, 5)
+            await until(lambda: api.status["acknowledgements"]["received"] == 6, "all receipts")
+        elif end == "the commit":
+            await replica.report(Phase.COMMITTED)
+            await until(lambda: api.status["acknowledgements"]["received"] == 5, "its receipts")
+    assert api.status["acknowledgements"]["received"] == (6 if end == "the last receipt" else 5)
+
+
+async def test_receipts_that_wait_are_written_when_it_is_time(
+    api: HistoricApi, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preemption_writer, "_ENTRY_S", 0.05)
+    async with told_alone(api, clock, pods=5) as replica:
+        for index in range(2):
+            await acknowledge(replica, index)
+        await until(lambda: api.status["acknowledgements"]["received"] == 2, "both receipts")
+        # As by a write of something else: the entry stays as it is beyond the moment for which the receipt waits.
+        await acknowledge(replica, 2)
+        later_s = time.monotonic() + 0.2
+        replica.core.writers.acknowledgements.replica(("team-a", NAME), "replica-a", later_s, newest=True)
+        await acknowledge(replica, 3)
+        await until(lambda: api.status["acknowledgements"]["received"] == 4, "the receipts of four pods")
 
 
 async def test_a_commit_that_is_reported_after_the_record_expired_corrects_it(api: HistoricApi, clock: Clock) -> None:
