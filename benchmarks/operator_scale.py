@@ -9,7 +9,7 @@ of each other one, each with an address of its own. The phases, one after anothe
 
 1. limit: a minimal client lists the same objects, page by page;
 2. start: one replica starts, then a second one;
-3. idle: nothing happens;
+3. idle: nothing happens for five minutes;
 4. connect: all clients connect, half of them to each replica;
 5. disruptions: 100 a minute, each a taint on the node of another JobSet;
 6. big: a taint on a node of the big JobSet, taken back, and again after one replica was killed.
@@ -21,7 +21,8 @@ what all others leave of the processors. The goals stay the same, but for evicti
 With ``--snapshots``, each node has a snapshot server, all policies want snapshots, and the operator asks each server
 what it has and tells each client where its part goes. One server of this process answers for all.
 
-From 5 on, pods are evicted: the webhook is asked as the API server asks it. All times are of the one clock of this
+From 5 on, pods are evicted: the webhook is asked as the API server asks it. It reads three objects at once
+before it answers, so a read of a node at the same time is timed beside it. All times are of the one clock of this
 machine. The CPU seconds of the operator stand beside the times, since API server, etcd and clients use the same
 processors.
 """
@@ -53,8 +54,11 @@ from benchmarks.operator_scale_evictions import Evictions
 from benchmarks.operator_scale_objects import Gang, Size, gangs
 from benchmarks.operator_scale_pods import Clients, Member, Signer, open_clients
 from benchmarks.operator_scale_results import Limit, Measured, figures
+from gracepoint_operator.cache import relister
+from gracepoint_operator.decisions import policy_conditions
 from gracepoint_operator.kube import objects
 from gracepoint_operator.kube.client import KubeClient
+from gracepoint_operator.recording import connection_writer
 from tests import limits
 from tests.ports import held_ports
 
@@ -64,7 +68,11 @@ _A_MINUTE = 100
 #: How many of the callbacks that blocked a loop longest are named after each phase.
 _TOLD_BLOCKED = 3
 _SETTLED_S = 15.0
-_IDLE_S = 30.0
+#: No client is connected yet: within this time, replicas have said of each gang that its pods are missing, which they
+#: do once.
+_JUDGED_S = policy_conditions.GRACE_S + 2 * connection_writer.EVERY_S
+#: Each replica lists everything again once in this time, and does all else that it does now and then several times.
+_IDLE_S = relister.EVERY_S
 _CONNECT_TIMEOUT_S = 600.0
 _TOLD_TIMEOUT_S = 60.0
 _API = ("etcd", "kube-apiserver")
@@ -133,6 +141,8 @@ class _Run:
             self._wait_until_asked(replicas)
         time.sleep(_SETTLED_S)
         self._measured.settled_bytes = [replica.memory_bytes() for replica in replicas]
+        self._measured.start_peak_bytes = max(replica.memory_bytes("VmHWM") for replica in replicas)
+        time.sleep(_JUDGED_S)
         self._idle(replicas)
         if with_clients:
             self._clients(replicas)
@@ -147,7 +157,8 @@ class _Run:
         arguments = (self._folder, members, replicas, signer, self._certificate.ca)
         clients = self._stack.enter_context(open_clients(*arguments))
         self._connect(clients, len(members), replicas)
-        evictions = Evictions(self._certificate, [replica.webhooks for replica in replicas], self._gangs)
+        webhooks = [replica.webhooks for replica in replicas]
+        evictions = Evictions(self._certificate, self._server.kubeconfig, webhooks, self._gangs)
         with evictions.running(), self._flooded(replicas):
             self._disruptions(clients, replicas)
             self._measured.told_by_both_s = self._big(clients, replicas, "1")
@@ -162,6 +173,7 @@ class _Run:
             self._measured.told_by_one_s = self._big(clients, replicas[:1], "2")
         self._measured.eviction_s = evictions.took_s
         self._measured.evictions_failed = evictions.failed
+        self._measured.read_s = evictions.read_s
 
     @contextlib.contextmanager
     def _flooded(self, replicas: list[Replica]) -> Iterator[None]:
@@ -233,7 +245,6 @@ class _Run:
         used_s = [replica.cpu_s() - before for replica, before in zip(replicas, before_s, strict=True)]
         self._measured.idle = max(used_s) / _IDLE_S
         self._note_blocked(replicas, began)
-        self._measured.start_peak_bytes = max(replica.memory_bytes("VmHWM") for replica in replicas)
         _say(f"idle: {self._measured.idle:.2%} of a core")
 
     def _connect(self, clients: Clients, count: int, replicas: list[Replica]) -> None:
@@ -304,7 +315,9 @@ class _Run:
     def _note_blocked(self, replicas: list[Replica], since: float) -> None:
         found = [item for replica in replicas for item in replica.blocked(since)]
         self._measured.blocked += found
-        for item in sorted(found, key=lambda item: -item.took_s)[:_TOLD_BLOCKED]:
+        longest = sorted(found, key=lambda item: -item.took_s)[:_TOLD_BLOCKED]
+        busiest = sorted(found, key=lambda item: -item.worked_s)[:_TOLD_BLOCKED]
+        for item in [*longest, *(item for item in busiest if item not in longest)]:
             _say(f"  {item.thread} blocked for {item.took_s:.3f} s, {item.worked_s:.3f} s of CPU, by {item.what}")
 
 

@@ -26,6 +26,8 @@ import aiohttp
 
 from benchmarks.operator_scale_cluster import Certificate
 from benchmarks.operator_scale_objects import Gang
+from gracepoint_operator.kube import objects
+from gracepoint_operator.kube.client import KubeClient
 from gracepoint_operator.webhooks.routes import PATH_EVICTIONS, path_of
 
 _EVERY_S = 0.25
@@ -37,26 +39,33 @@ _ROOT = Path(__file__).parents[1]
 
 
 class Evictions:
-    """Attempts to evict pods of a few JobSets.
+    """Attempts to evict pods of a few JobSets, and reads the node of each from the API server at the same time.
 
     Args:
         certificate: The operator's.
+        kubeconfig: Of the API server.
         ports: Where the webhooks of the replicas listen.
         gangs: The JobSets.
 
     Attributes:
         took_s: How long each answer took. Filled once ``running`` is left.
         failed: How many attempts were not answered. Likewise.
+        read_s: How long each node took to be read. Likewise.
     """
 
-    def __init__(self, certificate: Certificate, ports: Sequence[int], gangs: Sequence[Gang]) -> None:
+    def __init__(self, certificate: Certificate, kubeconfig: Path, ports: Sequence[int], gangs: Sequence[Gang]) -> None:
         self.took_s: list[float] = []
         self.failed = 0
+        self.read_s: list[float] = []
         self._asked = {
             "ca": certificate.ca,
+            "kubeconfig": str(kubeconfig),
             "path": path_of(PATH_EVICTIONS, certificate.webhook_token),
             # The notices of the big one are measured.
-            "pods": [[gang.namespace, [gang.pod_name(i) for i in range(gang.count)]] for gang in gangs[1:_GANGS]],
+            "pods": [
+                [gang.namespace, [(gang.pod_name(i), gang.node(i)) for i in range(gang.count)]]
+                for gang in gangs[1:_GANGS]
+            ],
         }
         self._ports = list(ports)
         self._child: subprocess.Popen[str] | None = None
@@ -75,7 +84,7 @@ class Evictions:
                 child.kill()
                 raise
             said, _ = child.communicate(timeout=2 * _TIMEOUT_S)
-        self.took_s, self.failed = json.loads(said)
+        self.took_s, self.failed, self.read_s = json.loads(said)
 
     def ask(self, ports: Sequence[int]) -> None:
         """From now on, these ports alone are asked."""
@@ -94,10 +103,12 @@ class _Asker:
         self._context = ssl.create_default_context(cadata=asked["ca"])
         self._path = asked["path"]
         self._pods = asked["pods"]
+        self._api = KubeClient.connect(asked["kubeconfig"])
         self._ports = ports
         self._ends = threading.Event()
         self.took_s: list[float] = []
         self.failed = 0
+        self.read_s: list[float] = []
 
     def read_ports(self) -> None:
         for line in sys.stdin:
@@ -110,18 +121,26 @@ class _Asker:
         async with aiohttp.ClientSession(timeout=timeout) as session:
             while not self._ends.is_set():
                 await asyncio.sleep(_EVERY_S)
-                (namespace, names), port = chosen.choice(self._pods), chosen.choice(self._ports)
-                url = f"https://localhost:{port}{self._path}"
-                began_s = time.monotonic()
-                try:
-                    body = _review(namespace, chosen.choice(names))
-                    async with session.post(url, json=body, ssl=self._context) as answer:
-                        answer.raise_for_status()
-                        await answer.read()
-                except (aiohttp.ClientError, TimeoutError):
-                    self.failed += port in self._ports  # not if the replica was killed meanwhile
-                else:
-                    self.took_s.append(time.monotonic() - began_s)
+                (namespace, pods), port = chosen.choice(self._pods), chosen.choice(self._ports)
+                pod, node = chosen.choice(pods)
+                await asyncio.gather(self._evict(session, namespace, pod, port), self._read(node))
+
+    async def _evict(self, session: aiohttp.ClientSession, namespace: str, pod: str, port: int) -> None:
+        url = f"https://localhost:{port}{self._path}"
+        began_s = time.monotonic()
+        try:
+            async with session.post(url, json=_review(namespace, pod), ssl=self._context) as answer:
+                answer.raise_for_status()
+                await answer.read()
+        except (aiohttp.ClientError, TimeoutError):
+            self.failed += port in self._ports  # not if the replica was killed meanwhile
+        else:
+            self.took_s.append(time.monotonic() - began_s)
+
+    async def _read(self, node: str) -> None:
+        began_s = time.monotonic()
+        await self._api.get(objects.NODES, None, node)
+        self.read_s.append(time.monotonic() - began_s)
 
 
 def _review(namespace: str, name: str) -> dict[str, object]:
@@ -149,7 +168,7 @@ def _main() -> None:
     asker = _Asker(json.loads(sys.stdin.readline()), json.loads(sys.stdin.readline()))
     threading.Thread(target=asker.read_ports, name="ports", daemon=True).start()
     asyncio.run(asker.run())
-    print(json.dumps([asker.took_s, asker.failed]))
+    print(json.dumps([asker.took_s, asker.failed, asker.read_s]))
 
 
 if __name__ == "__main__":

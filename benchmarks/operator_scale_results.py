@@ -81,6 +81,7 @@ class Measured:
         reconnected_s: From its death until all clients were connected again.
         failed_over_bytes: Memory of the other replica then.
         eviction_s: How long each answer to an eviction took.
+        read_s: How long it took to read the node of each pod from the API server at the same time.
         scrape_s: How long a scrape of both replicas took, if they were scraped.
         missed: Notices that did not come.
         blocked: What blocked the event loops after the start.
@@ -110,6 +111,7 @@ class Measured:
     most_bytes: int = 0
     eviction_s: list[float] = dataclasses.field(default_factory=list)
     evictions_failed: int = 0
+    read_s: list[float] = dataclasses.field(default_factory=list)
     scrape_s: list[float] = dataclasses.field(default_factory=list)
     missed: int = 0
     receipts_missed: int = 0
@@ -164,6 +166,8 @@ def _with_clients(measured: Measured) -> list[Figure]:
         Figure("failover: memory of the replica that is left", measured.failed_over_bytes / _MIB, "MiB"),
         Figure("memory: the most of the first replica", measured.most_bytes / _MIB, "MiB"),
         *_latencies("evictions: answered", measured.eviction_s, evictions_s * slowness),
+        Figure("evictions: a node is read at the same time, p50", percentile(measured.read_s, 50), "s"),
+        Figure("evictions: a node is read at the same time, p99", percentile(measured.read_s, 99), "s"),
         Figure("evictions that were not answered", measured.evictions_failed, "", 0),
         *([Figure("scrapes of both replicas: at most", max(measured.scrape_s), "s")] if measured.scrape_s else []),
         Figure("notices that did not come", measured.missed, "", 0),

@@ -451,7 +451,7 @@ class Notifier:
     def _record_notice(self, pod: Pod, preemption: PreemptionRecord, at: float) -> None:
         if self._acknowledgements.notified(preemption.key, pod, at):
             self._metrics.signal_to_notice_s.observe(max(at - preemption.spec.observed_at.timestamp(), 0.0))
-        self._preemption_writer.touch(self._cache.preemptions.records.get(preemption.key, preemption))
+        self._preemption_writer.touch_entry(self._cache.preemptions.records.get(preemption.key, preemption))
 
     def _reached(self, preemption: PreemptionRecord, stage: str, now: float) -> None:
         newest = self._cache.preemptions.records.get(preemption.key, preemption)

@@ -23,7 +23,7 @@ from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.recording.snapshot_holdings import SnapshotHoldings
 from gracepoint_operator.recording.trouble_recorder import SnapshotRecorder
-from gracepoint_operator.trust.bundle import CAPABILITY_S
+from gracepoint_operator.trust.bundle import CAPABILITY_S, CapabilityKey
 
 
 class _DomainsOfNodes(Mapping[str, Sequence[str]]):
@@ -47,8 +47,8 @@ _CAPABILITY_LEFT_S = CAPABILITY_S / 2
 #: A process is sent news about other processes' servers only so often, in seconds for each of these servers: to tell a
 #: thousand processes of a thousand servers takes 50 MB.
 _READ_AGAIN_S = 0.01
-#: All gangs are looked at again after this time, as capabilities end.
-_ALL_AGAIN_S = 60.0
+#: All gangs are looked at again after this time, as capabilities end, and as servers have room again.
+_ALL_AGAIN_S = 300.0
 #: Bytes that a workload may have at one server: the servers' own limit counts.
 _MOST_BYTES = 1 << 50
 #: A server holds a complete snapshot and the one in progress.
@@ -158,6 +158,7 @@ class SnapshotNotifier:
         self._clock = clock
         self._due: set[str] = set()  # UIDs of workloads
         self._all_at = 0.0
+        self._signing: tuple[CapabilityKey, ...] = ()  # the keys when all gangs were looked at last
         self._usable = Usable(())
         self._servers_version = 0  # grows with each change of ``_usable``
         self._writable: dict[str, SnapshotServerPod] = {}  # by node: the servers to which anybody may write
@@ -184,21 +185,22 @@ class SnapshotNotifier:
     async def look(self) -> None:
         """Notifies the gangs of which something may have changed, and has what has ended dropped."""
         self._servers.look(self.lives)
+        await asyncio.sleep(0)
         self._recorder.look(self._subscribers.is_connected)
         if not self._servers.is_known:
             return
         self._follow_servers()
         now = self._clock()
-        if now >= self._all_at:
-            self._all_at = now + _ALL_AGAIN_S
+        if now >= self._all_at or self._keys.keys != self._signing:
+            self._all_at, self._signing = now + _ALL_AGAIN_S, self._keys.keys
             self._forget_ended()
             self._due.update(filter(self.lives, self._cache.objects.workloads))
         due, self._due = self._due, set()
         for workload_uid in due:
             takes = any(each.hello.takes_snapshots for each in self._subscribers.of_workload(workload_uid))
             if takes or self.lives(workload_uid):
+                await asyncio.sleep(0)  # a gang may have thousands of processes
                 self._place(self._cache.gang(workload_uid))
-                await asyncio.sleep(0)
 
     def _follow_servers(self) -> None:
         """Takes what has changed of servers and their nodes."""

@@ -38,6 +38,8 @@ EVERY_S = 30.0
 #: So many pods are counted in one turn of the event loop: 2 to 4 ms.
 _PODS_A_TURN = 1_000
 _RETRIES_S = 20.0
+#: If the writes took longer, pods are counted again before it is judged which are missing.
+_COUNT_AGAIN_S = 5.0
 _NOT_RECORDED = "connections not recorded, trying again"
 
 
@@ -104,10 +106,12 @@ class ConnectionWriter:
         """
         if self._lease.is_watching(policy_conditions.RENEWED_S):
             await self._renew()
-            await self._write_all()
+            began_at, counted = self._clock(), await self._counted()
+            await self._write_all(counted)
             self._policy_writer.write_moved()
             if self._lease.sees_others(policy_conditions.RENEWED_S):
-                await self._judge()
+                took_long = self._clock() - began_at > _COUNT_AGAIN_S
+                await self._judge(await self._counted() if took_long else counted)
                 return
         self._missing_since.clear()  # the other replicas could not renew their numbers either
 
@@ -130,13 +134,12 @@ class ConnectionWriter:
                 logger.warning("the replica's Lease is not renewed, trying again", extra=about(error=str(error)))
             self._unrenewed = str(error)
 
-    async def _write_all(self) -> None:
+    async def _write_all(self, counted: _PodCounts) -> None:
         """Writes this replica's numbers into each policy. Those that could not be written last time come last.
 
         Each of them may take as long as a request may. The time for all of them is limited, and the rest has its turn
         in the next round, so that the numbers in the others do not become too old meanwhile.
         """
-        counted = await self._counted()
         postponed: dict[Key, client.Unavailable] = {}
         unwritten: dict[Key, client.Unavailable] = {}
         begun_at = self._clock()
@@ -165,8 +168,7 @@ class ConnectionWriter:
         policies = set(self._cache.policies)
         return [*sorted(policies - self._unwritten.keys()), *(key for key in self._unwritten if key in policies)]
 
-    async def _judge(self) -> None:
-        counted = await self._counted()  # again, as the writes may have taken long
+    async def _judge(self, counted: _PodCounts) -> None:
         missing = 0
         for key in self._cache.policies:
             await asyncio.sleep(0)

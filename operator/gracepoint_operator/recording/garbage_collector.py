@@ -106,10 +106,15 @@ def due_for_deletion(
         now: Seconds since the epoch.
         limits: How many are kept, and for how long.
     """
-    preemptions, by_uid = list(preemptions), {request.uid: request for request in requests}
-    decisive = _decisive(preemptions)
+    preemptions = list(preemptions)
+    beyond = list(_beyond(preemptions, now, limits))
+    if not beyond:
+        return []
+    uids = {preemption.spec.workload.uid for preemption, _ in beyond}
+    decisive = _decisive(preemption for preemption in preemptions if preemption.spec.workload.uid in uids)
+    by_uid = {request.uid: request for request in requests}
     deletable: list[Due] = []
-    for preemption, reason in _beyond(preemptions, now, limits):
+    for preemption, reason in beyond:
         its_requests = [by_uid[reference.uid] for reference in preemption.spec.requests if reference.uid in by_uid]
         workload = preemption.spec.workload
         is_decisive = preemption.key in decisive
@@ -129,8 +134,11 @@ def final_requests(
         requests: All known requests.
         now: Seconds since the epoch.
     """
+    ended = [item for item in requests if item.has_ended]
+    if not ended:
+        return []
     asked_by = {reference.uid: preemption for preemption in preemptions for reference in preemption.spec.requests}
-    return [item for item in requests if item.has_ended and _stays_ended(item, asked_by.get(item.uid), now)]
+    return [item for item in ended if _stays_ended(item, asked_by.get(item.uid), now)]
 
 
 def _stays_ended(request: RequestRecord, preemption: PreemptionRecord | None, now: float) -> bool:

@@ -52,8 +52,9 @@ DROPPED_AFTER_S = 15.0
 DROPPED_AGAIN_S = 5.0
 #: Placements wait so long after the start for servers that do not answer.
 _KNOWN_AFTER_S = 10.0
-#: So many workloads are looked at each second whether they have ended. Those that have are looked at each time.
-WORKLOADS_A_LOOK = 256
+#: Each workload is looked at once in so many looks, which are a second apart, whether it has ended: but no more than so
+#: many at a time. Those that have ended are looked at each time.
+LOOKS_AT_ALL, WORKLOADS_A_LOOK = 10, 256
 #: The states of servers, and what of their figures is added up, as the metrics name them.
 _STATES = ("ready", "ending", "not_ready")
 _TOTALS = ("capacity_bytes", "used_bytes")
@@ -252,7 +253,8 @@ class SnapshotHoldings:
         """The servers to be asked now to drop what is left of a workload, with its UID."""
         if not self._to_look_at:
             self._to_look_at = list(self._held)
-        turn, self._to_look_at = self._to_look_at[:WORKLOADS_A_LOOK], self._to_look_at[WORKLOADS_A_LOOK:]
+        number = min(WORKLOADS_A_LOOK, -(-len(self._held) // LOOKS_AT_ALL))
+        turn, self._to_look_at = self._to_look_at[:number], self._to_look_at[number:]
         due: list[tuple[SnapshotServerPod, str]] = []
         servers = self._index.by_uid
         for workload in self._ending.union(turn):

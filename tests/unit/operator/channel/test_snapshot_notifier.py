@@ -353,7 +353,7 @@ async def test_a_capability_is_renewed_long_before_it_ends(api: MemoryApi, clock
         (first,) = await placements(subscriber)
         clock.move(CAPABILITY_S / 2 - 1)
         assert await frames(subscriber) == []
-        clock.move(120)
+        clock.move(300)
         (second,) = await placements(subscriber)
         ends = [read_capability(each.capability, {KEY.id: KEY.key}).until for each in (first, second)]
         assert ends[1] - ends[0] > CAPABILITY_S / 2 - 60
@@ -627,6 +627,5 @@ async def test_a_capability_of_a_key_that_is_gone_is_not_given_out(
         await placements(subscriber)
         new = CapabilityKey("2-b", bytes(range(1, 33)))
         replica.core.capability_keys.keys = (new,)
-        clock.move(3600)
         (later,) = await placements(subscriber, "a capability with the new key")
         assert read_capability(later.capability, {new.id: new.key}).workload == JOBSET_UID

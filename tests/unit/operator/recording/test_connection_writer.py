@@ -7,7 +7,7 @@ import collections
 import contextlib
 import dataclasses
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
 
@@ -443,6 +443,39 @@ async def test_policies_that_are_written_to_no_end_do_not_make_others_old(clock:
         assert not_connected(*replicas) == [0, 0]
         assert len(api.tried) == count
         assert min(api.tried.values()) > 2, "each has its turn"
+
+
+class OneSlowWrite(MemoryApi):
+    """An API server that takes its time for a write of a replica's numbers, in which something else happens."""
+
+    def __init__(self, clock: Clock, took_s: float) -> None:
+        super().__init__(clock)
+        self.clock, self.took_s = clock, took_s
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    async def arrives(self, method: str, path: str, query: Mapping[str, str]) -> None:
+        if method == "PATCH" and path.endswith("/status") and "fieldManager" in query:
+            self.clock.move(self.took_s)
+            self.meanwhile()
+
+
+@pytest.mark.parametrize(("took_s", "missing"), [pytest.param(6.0, 0, id="slow"), pytest.param(0.1, 1, id="quick")])
+async def test_pods_are_counted_again_before_they_are_judged_only_after_slow_writes(
+    clock: Clock, took_s: float, missing: int
+) -> None:
+    api = OneSlowWrite(clock, took_s)
+    cluster(api)
+    async with running(api, clock) as replica:
+        await look(replica)
+        await said(api, "Unknown", "Connecting")
+        clock.move(policy_conditions.GRACE_S)
+        replica.subscribe(0)
+        api.meanwhile = lambda: replica.subscribe(1, "s-1")
+        await look(replica)
+        assert not_connected(replica) == [missing]
+        api.meanwhile = lambda: None
+        await look(replica)
+        assert not_connected(replica) == [0]
 
 
 async def test_missing_pods_are_noticed_while_another_policy_cannot_be_written(clock: Clock) -> None:
