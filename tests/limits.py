@@ -107,8 +107,8 @@ def memory_group(limit_bytes: int) -> Iterator[Path]:
 def processor_group(share: float, *, lowest: bool = False) -> Iterator[Path]:
     """Yields a file that processes write their ids into, to have so much of a core together.
 
-    The processes must have ended before this does. ``lowest``: they get what the processes outside leave, as if they
-    ran on another machine.
+    The processes must have ended, or left, before this does. ``lowest``: they get what the processes outside leave, as
+    if they ran on another machine.
     """
     name = f"gracepoint-share-{secrets.token_hex(4)}"
     cgroups.create(name)
@@ -122,6 +122,30 @@ def processor_group(share: float, *, lowest: bool = False) -> Iterator[Path]:
         yield quota.with_name("cgroup.procs")
     finally:
         cgroups.remove(name)
+
+
+@contextlib.contextmanager
+def limited(pid: int, share: float) -> Iterator[None]:
+    """Inside of this, a process that runs already has so much of a core."""
+    with processor_group(share) as members:
+        root = members.parent.parent
+        before = root / _group_in(root, pid).lstrip("/") / members.name
+        assert before.exists(), f"expected the control group of process {pid} at {before.parent}"
+        members.write_text(str(pid))
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                before.write_text(str(pid))
+
+
+def _group_in(root: Path, pid: int) -> str:
+    """The control group of a process in a hierarchy."""
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, group = line.split(":", 2)
+        if not controllers or {*root.name.split(",")} & {*controllers.split(",")}:  # version 2 names none
+            return group
+    raise LookupError(f"process {pid} is in no control group of {root}")
 
 
 def _memory_roots() -> list[Path]:

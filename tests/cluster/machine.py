@@ -12,10 +12,14 @@ import pytest
 
 from demo.training import TrainingRun
 from gracepoint.wire.names import Env
+from tests import limits
 from tests.testcluster.api import Cluster
 from tests.testcluster.local import LocalCluster
 from tests.testcluster.shell import wait_until
 
+#: What a slow API server has of a core. Without a limit, it takes 0.07 while a job trains. With 0.02, no TLS handshake
+#: ends within 10 s once a job starts.
+_SLOW_SHARE = 0.05
 #: A label that a node has for a moment.
 _SEEN = "gracepoint.test/seen"
 
@@ -86,6 +90,11 @@ def local(cluster: Cluster) -> LocalCluster:
 def restart_api_server(cluster: Cluster, *, down_s: float) -> None:
     """Kills the API server, and starts it again after so many seconds."""
     local(cluster)._control_plane.restart_api_server(down_s=down_s)
+
+
+def slow_api_server(cluster: Cluster) -> contextlib.AbstractContextManager[None]:
+    """The API server has so little processor time inside of this that it takes half a second to answer, and longer."""
+    return limits.limited(local(cluster)._control_plane.api_server_pid(), _SLOW_SHARE)
 
 
 def wait_for_scheduler(cluster: Cluster, node: str, image: str) -> None:

@@ -16,59 +16,24 @@ from demo.forms import JOB, JOBSET, TRAINJOB, Form
 from demo.snapshot import PROCESSES, Json
 from demo.training import TrainingRun
 from gracepoint.wire.messages import Phase
-from tests.cluster import elastic_run
+from tests.cluster import elastic_run, queues
 from tests.cluster.conftest import MARK, NAMESPACE, training_run
 from tests.cluster.machine import local
-from tests.cluster.small import container, create
+from tests.cluster.queues import QUEUE, QUOTA, in_queue
 from tests.testcluster import controllers
 from tests.testcluster.api import Cluster, ClusterError
 from tests.testcluster.shell import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.controllers, pytest.mark.timeout(1500)]
 
-QUEUE = "kueue.x-k8s.io/queue-name"
-PRIORITY = "kueue.x-k8s.io/priority-class"
 TIME_LIMIT = "kueue.x-k8s.io/max-exec-time-seconds"
 WORKLOADS = "workloads.kueue.x-k8s.io"
 HOSTNAME = "kubernetes.io/hostname"
 #: A scheduling gate of the test's own.
 HOLD = "gracepoint.test/hold"
-#: Enough for the two processes of a run, and for nothing beside them.
-QUOTA = {"cpu": "500m", "memory": "2Gi"}
 MIDDLE = 20
 #: Seconds of the time limit. A slowed run takes longer than that.
 LIMIT_S = 75
-
-
-def kueue_objects() -> list[Json]:
-    """A queue with the quota, in which a higher priority preempts."""
-    api = "kueue.x-k8s.io/v1beta1"
-    resources = [{"name": name, "nominalQuota": quota} for name, quota in QUOTA.items()]
-    group = {"coveredResources": list(QUOTA), "flavors": [{"name": "any", "resources": resources}]}
-    classes = [
-        {"apiVersion": api, "kind": "WorkloadPriorityClass", "metadata": {"name": name}, "value": value}
-        for name, value in (("low", 1), ("high", 100))
-    ]
-    return [
-        {"apiVersion": api, "kind": "ResourceFlavor", "metadata": {"name": "any"}},
-        {
-            "apiVersion": api,
-            "kind": "ClusterQueue",
-            "metadata": {"name": "all"},
-            "spec": {
-                "namespaceSelector": {},
-                "resourceGroups": [group],
-                "preemption": {"withinClusterQueue": "LowerPriority"},
-            },
-        },
-        {
-            "apiVersion": api,
-            "kind": "LocalQueue",
-            "metadata": {"name": "team", "namespace": NAMESPACE},
-            "spec": {"clusterQueue": "all"},
-        },
-        *classes,
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +43,7 @@ def queue(request: pytest.FixtureRequest, installed: Cluster) -> Cluster:
     if any(TRAINJOB in params.values() for params in chosen):
         # Before Kueue, which looks for its kinds when it starts.
         controllers.install(local(installed), controllers.TRAINER)
-    controllers.install(local(installed), controllers.KUEUE)
-    made = json.dumps({"apiVersion": "v1", "kind": "List", "items": kueue_objects()})
-
-    def applied() -> bool:
-        return installed.kubectl("apply", "--filename=-", stdin=made, check=False).returncode == 0
-
-    wait_until("Kueue's webhooks", applied, timeout_s=120, every_s=2)
+    queues.install(local(installed), NAMESPACE)
     return installed
 
 
@@ -100,34 +59,12 @@ def queued(request: pytest.FixtureRequest, queue: Cluster, images: install.Image
     run.delete()
 
 
-def in_queue(priority: str = "low", **labels: str) -> Callable[[Json], None]:
-    """Puts a workload into the queue before it is created."""
-
-    def change(body: Json) -> None:
-        body["metadata"].setdefault("labels", {}).update({QUEUE: "team", PRIORITY: priority, **labels})
-
-    return change
-
-
 def occupant(
     cluster: Cluster, images: install.Images, name: str, seconds: int, *, processors: str = QUOTA["cpu"]
 ) -> Json:
-    """Creates a Job of high priority that takes the quota, or so much of it, for so long; returns it as stored."""
-    one = container("wait", images.trainer, f"import time; time.sleep({seconds})")
-    one["resources"] = {"requests": {"cpu": processors, "memory": "64Mi"}}
-    body: Json = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": f"{name}-{MARK}", "namespace": NAMESPACE},
-        "spec": {
-            "ttlSecondsAfterFinished": 1,
-            "template": {
-                "spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [one]},
-            },
-        },
-    }
-    in_queue("high")(body)
-    return create(cluster, body)[0]
+    """Creates a Job of high priority in the tests' namespace that takes the quota; returns it as stored."""
+    name = f"{name}-{MARK}"
+    return queues.occupant(cluster, images.trainer, name, seconds, namespace=NAMESPACE, processors=processors)
 
 
 def kueue_workload(run: TrainingRun) -> Json:

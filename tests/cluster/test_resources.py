@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,30 +11,29 @@ from typing import Any
 import pytest
 import yaml
 
+from gracepoint_operator.kube.objects import format_time
 from tests.testcluster.api import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 NAMESPACE = "resources-test"
+#: Yesterday, in seconds since the epoch: an operator on the same cluster deletes what ended more than 30 days ago.
+OBSERVED = time.time() - 86_400
 
 Json = dict[str, Any]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def namespace(cluster: Cluster) -> Iterator[None]:
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
-    cluster.kubectl(
-        "wait",
-        "--for=condition=Established",
-        "--timeout=30s",
-        "crd/checkpointpolicies.gracepoint.dev",
-        "crd/preemptions.gracepoint.dev",
-        "crd/preemptionrequests.gracepoint.dev",
-    )
-    cluster.kubectl("create", "namespace", NAMESPACE)
+def namespace(installed: Cluster) -> Iterator[None]:
+    """A namespace of these tests. The CRDs are the chart's: it takes over none that belong to no release."""
+    installed.kubectl("create", "namespace", NAMESPACE)
     yield
-    cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+    installed.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+
+
+def _to_the_second(at: float) -> str:
+    return format_time(at).partition(".")[0]
 
 
 def policy(name: str = "p", **spec: Any) -> Json:
@@ -58,8 +58,8 @@ def preemption(name: str) -> Json:
             "confidence": "sure",
             "cancelable": False,
             "nodes": ["node-1"],
-            "observedAt": "2026-01-02T03:04:05.678901Z",
-            "deadline": "2026-01-02T03:05:05.678901Z",
+            "observedAt": format_time(OBSERVED),
+            "deadline": format_time(OBSERVED + 60),
             "mode": "Enforce",
             "policy": {"name": "p", "spec": {}},
         },
@@ -153,7 +153,7 @@ def test_defaults_are_stored_with_the_policy(cluster: Cluster) -> None:
         pytest.param({"epoch": 2}, "spec.epoch", id="epoch"),
         pytest.param({"jobSet": {"uid": "u-2"}}, "spec.jobSet", id="jobSet"),
         pytest.param({"mode": "Observe"}, "spec.mode", id="mode"),
-        pytest.param({"observedAt": "2026-01-02T03:04:06Z"}, "spec.observedAt", id="observedAt"),
+        pytest.param({"observedAt": f"{_to_the_second(OBSERVED + 1)}Z"}, "spec.observedAt", id="observedAt"),
         pytest.param({"policy": {"spec": {"mode": "Observe"}}}, "spec.policy", id="policy"),
     ],
 )
@@ -173,7 +173,8 @@ def _patch(cluster: Cluster, name: str, spec: Json) -> Any:
 
 def test_a_later_signal_may_move_the_deadline_and_add_nodes(cluster: Cluster) -> None:
     _record(cluster, "moving")
-    change = {"deadline": "2026-01-02T03:04:50.1Z", "nodes": ["node-1", "node-2"], "confidence": "likely"}
+    deadline = f"{_to_the_second(OBSERVED + 45)}.1Z"
+    change = {"deadline": deadline, "nodes": ["node-1", "node-2"], "confidence": "likely"}
     done = _patch(cluster, "moving", change)
     assert done.returncode == 0, done.stderr
 
@@ -195,7 +196,7 @@ def test_each_replica_owns_its_own_entry_and_the_table_reads_well(cluster: Clust
         )
     shown = json.loads(cluster.kubectl("get", "preemption", "shown", "-n", NAMESPACE, "-o", "json").stdout)
     assert [r["name"] for r in shown["status"]["replicas"]] == ["op-a", "op-b"]
-    assert shown["spec"]["observedAt"] == "2026-01-02T03:04:05.678901Z"
+    assert shown["spec"]["observedAt"] == format_time(OBSERVED)
     header, row = cluster.kubectl("get", "preemption", "shown", "-n", NAMESPACE).stdout.splitlines()
     assert header.split()[:6] == ["NAME", "JOBSET", "PHASE", "CAUSE", "STEP", "STEPSLOST"]
     assert row.split()[:6] == ["shown", "llm", "Committed", "SpotTermination", "41", "0"]

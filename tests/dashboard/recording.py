@@ -14,6 +14,7 @@ from typing import NamedTuple
 from gracepoint.wire.messages import Mode, Phase, TroubleKind
 from gracepoint_operator.cache.relister import ALWAYS
 from gracepoint_operator.channel.authentication import AuthenticationFailure
+from gracepoint_operator.decisions.waiting import WaitKind
 from gracepoint_operator.limited_port import CloseReason
 from gracepoint_operator.metrics import Metrics
 from gracepoint_operator.recording import preemption_writer
@@ -94,6 +95,10 @@ class _Replica:
         metrics.stalled.set(1 if _hour(at_s, 5.0, 5.2) else 0)
         metrics.troubled.labels(kind=TroubleKind.SAVES).set(1 if _hour(at_s, 4.0, 4.2) else 0)
         metrics.troubles.labels(kind=TroubleKind.SAVES).inc(1 if at_s == BEGIN_S + 4 * 3600 else 0)
+        for kind in WaitKind:
+            waits = kind is WaitKind.NODE and _hour(at_s, 3.5, 3.8)
+            metrics.waiting.labels(kind).set(1 if waits else 0)
+            metrics.waiting_s.labels(kind).set(at_s - BEGIN_S - 3.5 * 3600 if waits else 0)
         for state, number in {"ready": 15, "ending": 1, "not_ready": 0}.items():
             metrics.snapshot_servers.labels(state).set(number)
         for extent, size_bytes in {"capacity": 16 << 38, "used": 9 << 38}.items():
@@ -111,8 +116,8 @@ class _Replica:
         for loop in ("controller", "channel"):
             for _ in range(60):
                 metrics.loop_lag_s.labels(loop=loop).observe(chance.expovariate(200))
-        for kind in sorted(ALWAYS, key=lambda kind: kind.title):
-            metrics.watch_age_s.labels(kind=kind.title).set(chance.uniform(0, 25))
+        for watched in sorted(ALWAYS, key=lambda watched: watched.title):
+            metrics.watch_age_s.labels(kind=watched.title).set(chance.uniform(0, 25))
         if _hour(at_s, 1.0, HOURS):  # the series begins with the first object that cannot be read
             metrics.count_left_out("pods", "part", 1 if _hour(at_s, 1.0, 1.5) else 0)
         for _ in range(chance.randint(2, 6)):

@@ -112,6 +112,11 @@ class ControlPlane:
         time.sleep(down_s)
         self._start_api_server()
 
+    def api_server_pid(self) -> int:
+        """Return the id of the API server's process, as this host sees it."""
+        (pid,) = with_argument(self._api_server_flag, waiting=False)
+        return pid
+
     def save_etcd(self) -> Path:
         """Keep a copy of etcd's data as they are now, as if etcd were killed; it does nothing meanwhile."""
         copy = self.folder / "etcd-copy"

@@ -46,12 +46,12 @@ class ExistingCluster(Cluster):
     def shared_dir(self) -> Path:
         """The folder that ``TESTCLUSTER_SHARED_DIR`` names, which the user shares with all nodes."""
         value = os.environ.get(SHARED_DIR_VARIABLE)
-        if not value:
+        if not value or not Path(value).is_dir():
             raise NotSupported(
                 f"set {SHARED_DIR_VARIABLE} to a folder with the same path on this machine and on every node of "
-                f"{self._context} (for kind: extraMounts)"
+                f"{self._context} (for kind: extraMounts)" + (f"; found none at {value}" if value else "")
             )
-        return Path(value)
+        return Path(value).absolute()
 
     def kubectl(
         self, *args: str, stdin: str | None = None, timeout_s: float = 60, check: bool = True

@@ -15,7 +15,7 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -221,6 +221,33 @@ class LocalCluster(Cluster):
         node.kill_containerd()
         time.sleep(down_s)
         node.start_containerd()
+
+    @contextlib.contextmanager
+    def without_image(self, name: str) -> Iterator[None]:
+        """No node has the image inside of this, so that a kubelet would pull it; containers of it run on."""
+        with contextlib.ExitStack() as stack:
+            for node in map(self._node, self.nodes):
+                node.hide(name)
+                stack.callback(node.show, name)
+            yield
+
+    @contextlib.contextmanager
+    def without_addresses(self) -> Iterator[Callable[[], None]]:
+        """No node has an address for another pod inside of this; pods that have one keep it.
+
+        Yields what takes those that pods have freed meanwhile.
+        """
+        nodes = [self._node(name) for name in self.nodes]
+
+        def take() -> None:
+            for node in nodes:
+                node.take_addresses()
+
+        with contextlib.ExitStack() as stack:
+            for node in nodes:
+                stack.callback(node.free_addresses)
+            take()
+            yield take
 
     @contextlib.contextmanager
     def forgetting(self) -> Iterator[None]:

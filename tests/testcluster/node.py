@@ -9,6 +9,7 @@ with the machine. Threads: none.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import shlex
@@ -38,6 +39,8 @@ _TUNABLES = {
 #: The minor version of Kubernetes from which the kubelet has the field. Since 1.35 its default is true.
 _CAN_FAIL_CGROUP_V1 = 31
 _SOCKET = "/run/containerd/containerd.sock"
+#: A file for each address that a pod has, named after it, and what is in those that no pod has.
+_ADDRESSES, _TAKEN = "/run/cni-ipam/pods", "taken"
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,28 @@ class Node:
         pipe = f"{shlex.join(map(str, pack))} | {shlex.join(unpack)}"
         self.sandbox.script(pipe, timeout_s=timeout_s)
         self._ctr("images", "tag", "--force", image.name, marker)
+
+    def hide(self, image: str) -> None:
+        """Let the node have no image of this name; what it consists of stays. ``show`` must follow."""
+        self._ctr("images", "tag", "--force", image, f"{image}-hidden")
+        self._ctr("images", "remove", "--sync", image)
+
+    def show(self, image: str) -> None:
+        """Give an image back that ``hide`` has taken."""
+        self._ctr("images", "tag", "--force", f"{image}-hidden", image)
+        self._ctr("images", "remove", f"{image}-hidden")
+
+    def take_addresses(self) -> None:
+        """Take all addresses for pods that nobody has. ``free_addresses`` must follow."""
+        addresses = " ".join(map(str, ipaddress.ip_network(Network.pod_cidr(self.index)).hosts()))
+        take = f'file={_ADDRESSES}/$address; [ -e "$file" ] || printf {_TAKEN} > "$file" || :'
+        # With -C, a file that comes in between stays that of the pod.
+        self.sandbox.script(f"mkdir -p {_ADDRESSES}; set -C; for address in {addresses}; do {take}; done")
+
+    def free_addresses(self) -> None:
+        """Free what ``take_addresses`` has taken."""
+        found = f"grep --files-with-matches --line-regexp {_TAKEN} {_ADDRESSES}/*"
+        self.sandbox.script(f"{found} | xargs --no-run-if-empty rm")
 
     def start_logind(self) -> None:
         """Start what tells the kubelet that the machine goes down; needed before the kubelet, which asks once."""

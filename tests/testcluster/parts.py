@@ -160,7 +160,7 @@ OPTIONAL_PARTS = (
         "gcsfuse", {"gcsfuse": "github.com/googlecloudplatform/gcsfuse/v3"}, "github.com/googlecloudplatform/gcsfuse/v3"
     ),
 )
-"""What one command alone needs: ``make test-workloads`` (controllers), ``test-alerts``, ``test-mounts``."""
+"""What few commands need: ``make test-workloads`` (controllers), ``test-alerts``, ``test-mounts``, and the replay."""
 CONTROLLERS = ("trainer", "kueue", "karpenter")
 _BY_NAME = {part.name + (f"-{part.other}" if part.other else ""): part for part in (*PARTS, *OPTIONAL_PARTS)}
 NAMES = tuple(_BY_NAME)

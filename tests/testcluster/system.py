@@ -48,8 +48,8 @@ _PROGRAMS = (
     Need("setsid", "util-linux"),
     Need("mount", "mount"),
 )
-_OTHER_TESTS = (Need("strace", "strace"), Need("fusermount3", "fuse3"))
-"""What tests without a cluster need; no reason for a cluster not to run."""
+_OTHER_TESTS = (Need("strace", "strace"), Need("fusermount3", "fuse3"), Need("gcc", "build-essential"))
+"""What single tests need, and faults of the replay; no reason for a cluster not to run."""
 _MOUNT_TESTS = (Need("mkfs.xfs", "xfsprogs"), Need("mkfs.btrfs", "btrfs-progs"), Need("s3fs", "s3fs"))
 """What ``make test-mounts`` needs besides."""
 _GO_HINT = "install Go 1.21 or newer (https://go.dev/doc/install); it fetches the exact version itself"

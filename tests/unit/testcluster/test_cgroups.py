@@ -1,15 +1,19 @@
-"""Control groups are removed while the kernel and other processes remove them too."""
+"""Control groups are removed while the kernel and other processes remove them too, and limit processes for a while."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import limits
 from tests.testcluster import cgroups
+from tests.testcluster.system import cgroup_roots
 
 
 def test_a_folder_that_vanishes_before_it_is_removed_is_no_error(
@@ -29,3 +33,22 @@ def test_a_folder_that_vanishes_before_it_is_removed_is_no_error(
     monkeypatch.setattr(cgroups, "cgroup_roots", lambda: [tmp_path])
     cgroups.remove("/group")
     assert not top.exists()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("ends", [pytest.param(False, id="it runs on"), pytest.param(True, id="it ends meanwhile")])
+def test_a_process_has_less_of_a_processor_until_it_is_back_in_its_own_group(*, ends: bool) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("it takes root to make a control group")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        groups = Path(f"/proc/{process.pid}/cgroup")
+        before = groups.read_text()
+        with limits.limited(process.pid, 0.1):
+            (limited,) = set(groups.read_text().split()) - set(before.split())
+            assert "/gracepoint-share-" in limited
+            if ends:
+                process.communicate(b"\n", timeout=60)
+        if not ends:
+            assert groups.read_text() == before
+            process.communicate(b"\n", timeout=60)
+    assert not [path for root in cgroup_roots() for path in root.glob("gracepoint-share-*")]
