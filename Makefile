@@ -157,7 +157,7 @@ test-set-mesh: $(STAMP) ## Orbax's contract tests under jax.set_mesh, with value
 
 test-alerts: $(STAMP) ## The alerts and the dashboard's queries, judged by Prometheus (builds it first; needs Go).
 	$(PY) -m tests.testcluster build --parts prometheus
-	$(PYTEST) -p no:xdist -m promtool tests/chart tests/dashboard
+	$(PYTEST) -p no:xdist -m promtool tests/chart tests/dashboard tests/replay
 
 test-mounts: servers mount-tools ## ext4, XFS, Btrfs, power losses, mounted buckets (builds gcsfuse first: some minutes; root).
 	$(PY) -m tests.testcluster build --parts gcsfuse
@@ -185,7 +185,8 @@ worker-kills: $(STAMP) ## Kills trainers 200 times while worker processes write 
 	$(PY) -m benchmarks.worker_kills
 
 evacuations: $(STAMP) ## Evacuates 300 MiB of each process before a SIGKILL after 8 s, on storage of 10 MB/s: 100 times (hours).
-	EVACUATIONS=100 EVACUATION_MIB=300 EVACUATION_NOTICE_S=8 $(PYTEST) -n 0 -s tests/multiprocess/test_memory_snapshots.py -k too_slow
+	EVACUATIONS=100 EVACUATION_MIB=300 EVACUATION_NOTICE_S=8 $(PYTEST) -n 0 -s -o tmp_path_retention_policy=failed \
+		tests/multiprocess/test_memory_snapshots.py -k too_slow
 
 hostile-snapshots: $(STAMP) ## Attacks a snapshot server with 10,000 connections of each kind (minutes); make test does so with 500.
 	SNAPSHOTS=hostile $(PYTEST) -n 2 --dist worksteal -v tests/unit/snapshots/test_nobody_gets_in.py

@@ -4,8 +4,9 @@
     python -m tests.replay --seed 1 --only 17                    # one fault alone
     make test-replay                                             # nine kinds, as a test
 
-``trace`` says which fault comes when, from a seed or a file. ``kinds`` does it, ``runner`` goes through the trace, and
-``checks`` looks for what must not be left. ``results`` has what each fault led to; ``report`` makes tables and a
-picture of it. ``account`` says where the time went by the trainers' own records, and ``both_accounts`` compares that
-with the operator's. ``trainer`` runs in the containers.
+``trace`` says which fault comes when, from a seed or a file. ``workloads`` has what trains and what is around it.
+``kinds`` does the fault, ``runner`` goes through the trace, and ``checks`` looks for what must not be left, ``alerts``
+at what fires. ``results`` has what each fault led to; ``report`` makes tables and a picture of it. ``account`` says
+where the time went by the trainers' own records, and ``both_accounts`` compares that with the operator's. ``trainer``
+runs in the containers.
 """

@@ -34,6 +34,8 @@ _RESTORED = re.compile(r"resumed restored_step=(\d+|None) training=False")
 _TRAINED = re.compile(r"resumed restored_step=(\d+|None) training=True")
 _LEFT = re.compile(r"preempted saved=\w+ drill=False")  # to the library, each save after which it trains on is a drill
 _JOINED = re.compile(r"attached process=")
+#: A snapshot that was skipped, or that a single server has, so that the death of that server's node takes it.
+NO_SNAPSHOT = re.compile(r"no snapshot of step (\d+): |snapshot is safe step=(\d+) copies=1 ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,6 +197,46 @@ def steps_lost(lives: Sequence[Life], number: int) -> int:
     if later is None or not lives[number].steps:
         return 0
     return max(0, max(lives[number].steps) - (later.restored_step or 0))
+
+
+def lost_too_many(
+    lives: Sequence[Life], judged: int, lacking: Sequence[int], *, interval_steps: int, most: int
+) -> list[str]:
+    """Says which starts have lost more steps than they may.
+
+    They may lose those since the newest save or snapshot, and those of the next one, which was under way: two
+    intervals. One more for each snapshot that is lacking, if the log says so.
+
+    Args:
+        lives: All starts.
+        judged: How many of them there were before.
+        lacking: What ``lacking_snapshots`` returns of these.
+        interval_steps: From one save or snapshot to the next. 0: no step may be lost.
+        most: How many may be lost in any case: two intervals of saves in storage.
+    """
+    found = []
+    for number, count in enumerate(lacking, start=max(0, judged - 1)):
+        may, lost = min((2 + count) * interval_steps, most), steps_lost(lives, number)
+        if lost > may:
+            found.append(f"{lost} steps lost, expected at most {may}; the log says of {count} snapshots why they lack")
+    return found
+
+
+def lacking_snapshots(lives: Sequence[Life], judged: int, words: Mapping[str, Sequence[Word]]) -> list[int]:
+    """Returns for each of the newest starts how many snapshots of lost steps were skipped, or had one copy.
+
+    Args:
+        lives: All starts.
+        judged: How many of them there were before.
+        words: What the pods logged, by their names.
+    """
+    found = []
+    for number in range(max(0, judged - 1), len(lives)):
+        life = lives[number]
+        kept = max(life.steps, default=0) - steps_lost(lives, number)
+        said = (NO_SNAPSHOT.match(word.message) for word in words.get(life.pod, ()))
+        found.append(len({step for match in said if match and (step := int(match[1] or match[2])) > kept}))
+    return found
 
 
 def trains_anew(lives: Sequence[Life], old: Collection[str], since_s: float) -> float | None:

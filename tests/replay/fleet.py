@@ -35,6 +35,7 @@ from tests.replay.fleet_model import (
     simulate,
 )
 from tests.replay.results import Result
+from tests.replay.workloads import WORKLOADS
 
 HOUR_S = 3600.0
 #: Meta's Llama 3: 419 unexpected interruptions in 54 days on 2,048 hosts (https://arxiv.org/abs/2407.21783).
@@ -48,7 +49,7 @@ STORAGES = {"2.5 GB/s": 2.5e9, "20 GB/s": 20e9, "200 GB/s": 200e9, "2,000 GB/s":
 NOTICES_S = {"15 s": 15.0, "30 s": 30.0, "2 min": 120.0, "1 h": HOUR_S}
 REFERENCE = Fleet(hosts=64, parameters=70e9, storage_bytes_per_s=20e9, mttf_s=HOUR_S, announced=0.5)
 #: From a save to the next one, or from a snapshot in memory, by what trains: as the replay's policies have it.
-INTERVAL_STEPS = {"JobSet": 10, "Job": 30}
+INTERVAL_STEPS = {workload.name: workload.interval_steps for workload in WORKLOADS.values()}
 #: The model's goodput may differ from the replay's by so much.
 GOAL = 0.03
 #: What stopped training for less ended no process.
@@ -196,7 +197,7 @@ class Job:
     """One training job of a replay.
 
     Attributes:
-        workload: JobSet or Job.
+        workload: Name of what trained (``workloads``).
         faults: What its faults led to, in their order.
         steps: How many it trained in the end.
         outcome: Where its time went, by the trainers' records.

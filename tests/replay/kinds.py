@@ -12,9 +12,11 @@ import dataclasses
 import datetime
 import enum
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 
+import psutil
 from kubernetes import client, config
 
 from demo import nodes
@@ -23,29 +25,40 @@ from demo.snapshot import Json, Pod
 from demo.training import TrainingRun
 from gracepoint.wire.messages import Phase
 from gracepoint_operator.trust.bundle import OVERLAP_S, Bundle, OwnCertificates, Pair, issue
-from tests.cluster import asking, machine, operator
+from tests.cluster import asking, machine, operator, queues
 from tests.metadata.servers import GceServer
-from tests.replay import account, trace, trainer, volume
+from tests.object_stores.faults import Fault, How, Rule
+from tests.replay import account, checks, clocks, trace, trainer, volume
+from tests.replay.alerts import LATE, LOST, UNDELIVERED
+from tests.replay.workloads import EVERY_STEPS, STORE_SECRET, Store
+from tests.testcluster import parts
 from tests.testcluster.api import Cluster
 from tests.testcluster.shell import wait_until
 
-#: Steps between two periodic saves. What nobody announces loses these at most, and those of a save that was under way.
-EVERY_STEPS = 30
 #: The trainers' priority class: of all pods, they go first.
-PRIORITY = "training"
+PRIORITY = "gracepoint-replay"
+#: The Job that takes the quota of Kueue's queue.
+TAKER = "taker"
 #: Of the nodes that are the replay's to disturb: key and value.
 LABEL = ("trains", "it")
 SNAPSHOT_SERVERS = "gracepoint-snapshots"
+_OPERATOR = "app.kubernetes.io/name=gracepoint"
 _JOBSET_NAMESPACE = "--namespace=jobset-system"
 #: Of pods that only take a place.
 _SLEEP = ["python", "-c", "import time; time.sleep(3600)"]
 _PODS_GONE_S = 300.0
 _STARTED_S = 600.0
 _DRAIN_S = 300
+#: After storage was away: longer than a request is repeated, and than the pause before the next save.
+_SAVED_S = 180.0
 #: How long something is away.
 _DOWN_S = 3.0
-_AWAY_S = 10.0
+AWAY_S = 10.0
 _SLOW_S = 20
+#: Several times what an answer takes otherwise.
+_SLOW_ANSWER_S = 0.3
+#: Of a program that takes XLA some seconds, and 350 MiB of memory.
+_OPERATIONS = 300
 #: Less than the time in which a process takes another one for dead.
 _FROZEN_S = 5.0
 _PARTED_S = 3.0
@@ -68,6 +81,13 @@ _SPOT_ITN, _SCALE_DOWN, _MOVED_OUT = f"{_AWS}/spot-itn", "ToBeDeletedByClusterAu
 #: Keys of all taints that kinds put on nodes.
 TAINTS = (nodes.TERMINATION_TAINT["key"], nodes.SCALE_DOWN_TAINT["key"], _SPOT_ITN, _SCALE_DOWN, _MOVED_OUT)
 _WEBHOOKS = "validatingwebhookconfigurations.admissionregistration.k8s.io"
+_SAVES_FAIL = ("GracepointSavesFail",)
+#: By how much clocks are wrong. More than the heartbeat timeout of JAX, which goes by the time of day.
+_WRONG_S = 3600.0
+_KARPENTER = "karpenter"
+_CLAIMS, _CLAIM_FINALIZER = "nodeclaims.karpenter.sh", "karpenter.sh/termination"
+#: Of the metrics of a replica: absent while the kind is not watched.
+_CLAIMS_WATCHED = 'gracepoint_watch_age_seconds{kind="nodeclaims"}'
 
 
 class Then(enum.Enum):
@@ -91,6 +111,8 @@ class Scene:
         old: Names of the pods that the fault ends. A kind that ends the gang more than once adds those of each start.
         since_s: From when the time until training counts, and after which it must have begun anew. A kind of several
             acts moves it to the last one.
+        store: The proxy in front of the store of its checkpoints. None: they are in a directory.
+        unheard: Whether it took a replica of the operator with it: see ``Kind``.
     """
 
     run: TrainingRun
@@ -101,6 +123,8 @@ class Scene:
     image: str
     old: set[str]
     since_s: float
+    store: Store = None
+    unheard: bool = False
 
     @property
     def cluster(self) -> Cluster:
@@ -130,6 +154,9 @@ class Kind:
         workloads: What it can be done to.
         own_cluster: Whether it needs a cluster of its own: it reaches further than the job's namespace and nodes, or
             needs the machines of the nodes.
+        why_not: Returns why this machine cannot do it. None: it can.
+        alerts: Those of the chart's that may fire for it, beside those that its records tell of.
+        holds_up: Whether it keeps pods from starting on nodes to which they are bound.
     """
 
     name: str
@@ -144,6 +171,9 @@ class Kind:
     counted: int
     workloads: tuple[str, ...]
     own_cluster: bool
+    why_not: Callable[[], str | None]
+    alerts: frozenset[str] = frozenset()
+    holds_up: bool = False
 
     @property
     def starts(self) -> int | None:
@@ -160,6 +190,11 @@ class Kind:
 
 KINDS: dict[str, Kind] = {}
 BOTH = (trace.JOBSET, trace.JOB)
+WITH_BUCKET = (trace.JOBSET, trace.JOB, trace.BUCKET)
+EVERY = (trace.JOBSET, trace.JOB, trace.BUCKET, trace.QUEUED)
+#: Of kinds after which no node is closed to pods: each keeper requests a processor, so that two such pods do not fit on
+#: one node.
+ON_ALL_NODES = (*EVERY, trace.KEPT)
 
 
 def _kind(
@@ -173,6 +208,9 @@ def _kind(
     counted: int = 0,
     workloads: tuple[str, ...] = (trace.JOBSET,),
     own_cluster: bool = False,
+    alerts: tuple[str, ...] = (),
+    holds_up: bool = False,
+    why_not: Callable[[], str | None] = lambda: None,
 ) -> Callable[[Callable[[Scene], Iterator[None]]], Callable[[Scene], Iterator[None]]]:
     """Notes a kind. With causes and without ``records``: there is exactly one record."""
 
@@ -192,16 +230,27 @@ def _kind(
             counted,
             workloads,
             own_cluster,
+            why_not,
+            frozenset({*alerts, *_of_late_records(number, frozenset(phases), unheard=unheard)}),
+            holds_up,
         )
         return does
 
     return note
 
 
+def _of_late_records(number: tuple[int, int], phases: frozenset[str], *, unheard: bool) -> tuple[str, ...]:
+    """The alerts of records that come, or of acknowledgements that are missed, after a fault was judged."""
+    least, most = number
+    if most and not phases:
+        return LOST, LATE, UNDELIVERED
+    return (UNDELIVERED,) if least < most or unheard else ()
+
+
 # Notices of clouds and autoscalers.
 
 
-@_kind("gke-spot", "SpotTermination", workloads=BOTH)
+@_kind("gke-spot", "SpotTermination", workloads=EVERY)
 def _gke_spot(scene: Scene) -> Iterator[None]:
     """GKE's taint on a spot node that is taken back."""
     nodes.taint(scene.cluster, scene.pod.node)
@@ -236,6 +285,104 @@ def _tainted_and_evicted(scene: Scene, key: str, value: str = "") -> Iterator[No
             _evict(scene, pod)
     yield
     nodes.untaint(scene.cluster, scene.pod.node, key)
+
+
+def _why_no_karpenter() -> str | None:
+    if parts.missing((_KARPENTER,)):
+        return f"{_KARPENTER} is not built (python -m tests.testcluster build --parts {_KARPENTER})"
+    return None
+
+
+# Karpenter makes its nodes itself, so that it cannot know these. The NodeClaim is the kind's own, of Karpenter's CRD,
+# and what is done is what Karpenter's controllers do, one after another.
+@_kind("karpenter-nodeclaim", "ScaleDown", own_cluster=True, why_not=_why_no_karpenter)
+def _karpenter_nodeclaim(scene: Scene) -> Iterator[None]:
+    """Karpenter deletes an on-demand node's NodeClaim, taints the node, evicts its pods and ends the machine."""
+    cluster, node = scene.cluster, scene.pod.node
+    claim = f"claim-{time.time():.0f}"
+    _define_claims(scene)
+    try:
+        held = {"finalizers": [_CLAIM_FINALIZER], "ownerReferences": [_claim_node(scene, claim)]}
+        cluster.kubectl("patch", "node", node, "--type=merge", "--patch", json.dumps({"metadata": held}))
+        # Elsewhere a claim is there for long before. No replica tells which claims it has seen, so this is not certain.
+        time.sleep(_DOWN_S)
+        scene.since_s = time.time()
+        cluster.kubectl("delete", f"{_CLAIMS}/{claim}", "--wait=false")
+        cluster.kubectl("delete", f"node/{node}", "--wait=false")
+        nodes.taint(cluster, node, {"key": "karpenter.sh/disrupted", "effect": "NoSchedule"})
+        for namespace, name in _evictable(scene):
+            _evict_named(cluster, namespace, name)
+        _wait_for_end_of(scene, *(pod for pod in scene.pods if pod.node == node))
+    finally:
+        cluster.lose_node(node)
+        release_nodes(cluster, node)
+    yield
+    _bring(scene)
+
+
+def release_nodes(cluster: Cluster, *names: str) -> None:
+    """Takes off nodes and all NodeClaims what holds them, whereupon those go that are deleted, and deletes the claims.
+
+    Args:
+        cluster: The cluster, which need not know NodeClaims.
+        names: Of the nodes, which need not have an object.
+    """
+
+    def found(*query: str) -> list[str]:
+        return cluster.kubectl("get", *query, "--ignore-not-found", "--output=name").stdout.split()
+
+    claims = found(_CLAIMS) if found(f"crd/{_CLAIMS}") else []
+    for each in (*found("node", *names), *claims):  # the nodes first: the garbage collector deletes those of no claim
+        free = '{"metadata": {"finalizers": null, "ownerReferences": null}}'
+        cluster.kubectl("patch", each, "--type=merge", "--patch", free)
+    if claims:
+        cluster.kubectl("delete", *claims, "--ignore-not-found")
+
+
+def _define_claims(scene: Scene) -> None:
+    """Installs the CRD of NodeClaims, and waits until all replicas of the operator watch them."""
+    crds = parts.manifests(_KARPENTER, "pkg/apis/crds")
+    scene.cluster.kubectl("apply", "--server-side", "--filename", str(crds / "karpenter.sh_nodeclaims.yaml"))
+    scene.cluster.kubectl("wait", f"crd/{_CLAIMS}", "--for=condition=Established", "--timeout=60s", timeout_s=70)
+
+    def watched() -> bool:
+        replicas = operator.by_replica(scene.cluster)
+        return bool(replicas) and all(_CLAIMS_WATCHED in replica for replica in replicas)
+
+    wait_until("all replicas of the operator to watch NodeClaims", watched, timeout_s=_KEPT_S, every_s=1)
+
+
+def _claim_node(scene: Scene, name: str) -> Json:
+    """Makes the NodeClaim of a node; returns the node's reference to it."""
+    kind = {"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim"}
+    capacity = "karpenter.sh/capacity-type"
+    body = {
+        **kind,
+        "metadata": {"name": name, "labels": {capacity: "on-demand"}, "finalizers": [_CLAIM_FINALIZER]},
+        "spec": {
+            "nodeClassRef": {"group": "karpenter.kwok.sh", "kind": "KWOKNodeClass", "name": "default"},
+            "requirements": [{"key": capacity, "operator": "In", "values": ["on-demand"]}],
+            "expireAfter": "Never",
+        },
+    }
+    made = scene.cluster.kubectl("create", "-f", "-", "--output=json", stdin=json.dumps(body)).stdout
+    status = json.dumps({"status": {"nodeName": scene.pod.node}})
+    scene.cluster.kubectl(
+        *("patch", f"{_CLAIMS}/{name}", "--subresource=status", "--type=merge", "--patch", status),
+    )
+    return {**kind, "name": name, "uid": json.loads(made)["metadata"]["uid"], "blockOwnerDeletion": True}
+
+
+def _evictable(scene: Scene) -> list[tuple[str, str]]:
+    """Namespaces and names of the pods on the node but for those of DaemonSets, the trainers first."""
+    query = ("get", "pods", "--all-namespaces", f"--field-selector=spec.nodeName={scene.pod.node}", "--output=json")
+    found = [
+        (item["metadata"]["namespace"], item["metadata"]["name"])
+        for item in json.loads(scene.cluster.kubectl(*query).stdout)["items"]
+        if item["status"].get("phase") in ("Pending", "Running")
+        and not any(owner["kind"] in ("DaemonSet", "Node") for owner in item["metadata"].get("ownerReferences", []))
+    ]
+    return sorted(found, key=lambda pod: pod[0] != scene.run.namespace)
 
 
 @_kind("aks-spot", "SpotTermination")
@@ -325,7 +472,7 @@ def _maintenance_called_off(scene: Scene) -> Iterator[None]:
 # What people, controllers and the scheduler do.
 
 
-@_kind("drain", "Drain", workloads=BOTH)
+@_kind("drain", "Drain", workloads=EVERY)
 def _drain(scene: Scene) -> Iterator[None]:
     """kubectl drain of the node."""
     scene.cluster.kubectl(
@@ -345,19 +492,23 @@ def _eviction(scene: Scene) -> Iterator[None]:
 
 
 def _evict(scene: Scene, pod: Pod) -> None:
+    _evict_named(scene.cluster, scene.run.namespace, pod.name)
+
+
+def _evict_named(cluster: Cluster, namespace: str, name: str) -> None:
     """Asks as kubectl drain does: again and again, until the eviction is done or the pod is gone."""
-    meta = {"name": pod.name, "namespace": scene.run.namespace}
-    path = f"/api/v1/namespaces/{scene.run.namespace}/pods/{pod.name}/eviction"
+    path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
+    meta = {"name": name, "namespace": namespace}
     body = json.dumps({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta})
 
     def done() -> bool:
-        said = scene.cluster.kubectl("create", "--raw", path, "-f", "-", stdin=body, check=False)
+        said = cluster.kubectl("create", "--raw", path, "-f", "-", stdin=body, check=False)
         return said.returncode == 0 or "not found" in said.stderr
 
-    wait_until(f"the eviction of {pod.name}", done, timeout_s=_PODS_GONE_S, every_s=1)
+    wait_until(f"the eviction of {name}", done, timeout_s=_PODS_GONE_S, every_s=1)
 
 
-@_kind("pod-deleted", "PodDeletion", workloads=BOTH)
+@_kind("pod-deleted", "PodDeletion", workloads=ON_ALL_NODES)
 def _pod_deleted(scene: Scene) -> Iterator[None]:
     """A pod is deleted."""
     _delete(scene)
@@ -390,6 +541,24 @@ def _wait_without_pods(scene: Scene) -> None:
         return not any(pod.phase in ("Pending", "Running") for pod in scene.run.look().pods)
 
     wait_until(f"the pods of {scene.run.name} to go", gone, timeout_s=_PODS_GONE_S, every_s=0.5)
+
+
+@_kind("kueue-preemption", "PriorityPreemption", workloads=(trace.QUEUED,), own_cluster=True)
+def _kueue_preemption(scene: Scene) -> Iterator[None]:
+    """A Job of higher priority takes the quota of Kueue's queue, and gives it back when the pods are gone."""
+    cluster, namespace = scene.cluster, scene.run.namespace
+    queues.occupant(cluster, scene.image, TAKER, round(_PODS_GONE_S + _STARTED_S), namespace=namespace)
+    _wait_without_pods(scene)
+    ready = ("get", f"jobs.batch/{TAKER}", scene.in_namespace, "--output=jsonpath={.status.ready}")
+    wait_until(
+        "the Job of higher priority to run",
+        lambda: cluster.kubectl(*ready).stdout.strip() == "1",
+        timeout_s=_STARTED_S,
+        every_s=1,
+        hint=lambda: f"\n{scene.run.look().describe()}",
+    )
+    cluster.kubectl("delete", f"jobs.batch/{TAKER}", scene.in_namespace)
+    yield
 
 
 @_kind("priority", "PriorityPreemption")
@@ -502,29 +671,62 @@ def _two_notices(scene: Scene) -> Iterator[None]:
 @_kind("notice-at-start", "PodDeletion", records=(1, 2), phases=())
 def _notice_at_start(scene: Scene) -> Iterator[None]:
     """A pod is deleted, and again as soon as its processes have started anew."""
-    yield from _deleted_when(scene, trainer.BEGAN)
+    _restart_until(scene, trainer.BEGAN)
+    _delete_anew(scene)
+    yield
 
 
 @_kind("notice-at-restore", "PodDeletion", records=(1, 2), phases=())
 def _notice_at_restore(scene: Scene) -> Iterator[None]:
     """A pod is deleted, and again as soon as the processes have found each other."""
-    yield from _deleted_when(scene, "attached process=")
+    _restart_until(scene, "attached process=")
+    _delete_anew(scene)
+    yield
 
 
-def _deleted_when(scene: Scene, words: str) -> Iterator[None]:
-    _delete(scene)
+@_kind("notice-at-compile", "PodDeletion", records=(1, 2), phases=())
+def _notice_at_compile(scene: Scene) -> Iterator[None]:
+    """A pod is deleted, and again when the processes have restored, and JAX compiles for some more seconds."""
+    program = scene.run.output / trainer.PROGRAM
+    program.write_text(str(_OPERATIONS))
+    try:
+        _restart_until(scene, "resumed restored_step=")
+    finally:
+        program.unlink()
+    _delete_anew(scene)
+    anew = scene.old - {pod.name for pod in scene.pods}
+    if trained := anew & _that_said(scene.run, "resumed restored_step=", "training=True"):
+        raise AssertionError(f"expected JAX to compile when the pod was deleted, found that {trained} trained")
+    yield
+
+
+def _restart_until(scene: Scene, words: str) -> None:
+    """Deletes a pod, and waits until the processes that start anew have logged what begins so."""
     old = {pod.name for pod in scene.pods}
+    _delete(scene)
+    wait_until(
+        f"{words} of both processes",
+        lambda: len(_that_said(scene.run, words) - old) >= len(old),
+        timeout_s=_STARTED_S,
+        every_s=0.1,
+    )
 
-    def said() -> set[str]:
-        found = account.read_words(scene.run.output)
-        return {pod for pod, lines in found.items() if any(line.message.startswith(words) for line in lines)} - old
 
-    wait_until(f"{words} of both processes", lambda: len(said()) >= len(old), timeout_s=_STARTED_S, every_s=0.1)
+def _delete_anew(scene: Scene) -> None:
+    """Deletes the pod that came in the place of the scene's."""
     scene.since_s = time.time()
     started = scene.run.wait_for_pods()
     scene.old |= {pod.name for pod in started}
     _delete(scene, next(pod for pod in started if pod.process == scene.pod.process))
-    yield
+
+
+def _that_said(run: TrainingRun, begin: str, end: str = "") -> set[str]:
+    """The names of the pods whose processes have logged something that begins and ends so."""
+    return {
+        pod
+        for pod, lines in account.read_words(run.output).items()
+        if any(line.message.startswith(begin) and line.message.endswith(end) for line in lines)
+    }
 
 
 @_kind("notice-at-save", "ScaleDown")
@@ -534,6 +736,24 @@ def _notice_at_save(scene: Scene) -> Iterator[None]:
     scene.run.wait_for_step(due)
     scene.since_s = time.time()
     yield from _tainted_for_long(scene)
+
+
+@_kind(
+    "notice-at-drill",
+    "Rehearsal",
+    "ScaleDown",
+    records=(2, 2),
+    phases=(Phase.COMMITTED, Phase.RETRACTED),
+    workloads=BOTH,
+)
+def _notice_at_drill(scene: Scene) -> Iterator[None]:
+    """A taint as soon as a drill is under way, which it ends or follows."""
+    known = asking.names(scene.run)
+    name = asking.ask(scene.run, f"drill-{time.time():.0f}", mode="Drill", cause="Rehearsal", deadlineSeconds=30)
+    asking.fresh(scene.run, known)
+    scene.since_s = time.time()
+    yield from _tainted_for_long(scene)
+    scene.cluster.kubectl("delete", f"{asking.REQUESTS}/{name}", scene.in_namespace, "--ignore-not-found")
 
 
 def _tainted_for_long(scene: Scene) -> Iterator[None]:
@@ -546,8 +766,24 @@ def _tainted_for_long(scene: Scene) -> Iterator[None]:
 @_kind("operator-killed-before-notice", "ScaleDown", unheard=True, workloads=BOTH, own_cluster=True)
 def _operator_killed_before_notice(scene: Scene) -> Iterator[None]:
     """Both replicas of the operator are killed, and a node is tainted."""
-    operator.restart_abruptly(scene.cluster)
+    _kill_operator(scene)
     yield from _tainted_for_long(scene)
+
+
+def _kill_operator(scene: Scene) -> None:
+    """Kills both replicas; returns when they are dead.
+
+    One that is only deleted by force still notifies for a second or two, but the API server takes no more writes of it:
+    nobody would know of a signal that comes then.
+    """
+    processes = [each for pod in _operator_pods(scene) for each in machine.processes_in(pod, "gracepoint_operator")]
+    operator.restart_abruptly(scene.cluster)
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    _, living = psutil.wait_procs(processes, timeout=_PODS_GONE_S)
+    if living:
+        raise AssertionError(f"expected the operator's processes to end, found {living} after {_PODS_GONE_S:.0f} s")
 
 
 @_kind("operator-killed-in-notice", "ScaleDown", unheard=True, own_cluster=True)
@@ -563,7 +799,16 @@ def _operator_killed_in_notice(scene: Scene) -> Iterator[None]:
     nodes.untaint(scene.cluster, scene.pod.node, nodes.SCALE_DOWN_TAINT["key"])
 
 
-@_kind("operator-away", "PodDeletion", records=(0, 1), phases=(), unheard=True, workloads=BOTH, own_cluster=True)
+@_kind(
+    "operator-away",
+    "PodDeletion",
+    records=(0, 1),
+    phases=(),
+    unheard=True,
+    workloads=BOTH,
+    own_cluster=True,
+    alerts=("GracepointDown",),
+)
 def _operator_away(scene: Scene) -> Iterator[None]:
     """No operator runs, and a pod is deleted: its SIGTERM is the only notice."""
     with operator.stopped(scene.cluster):
@@ -577,18 +822,19 @@ def _operator_unreachable_at_notice(scene: Scene) -> Iterator[None]:
     """The network between the processes and the operator is cut, and a pod is deleted."""
     with _cut_off_operator(scene):
         _delete(scene)
-        _wait_for_end_of(scene)
+        _wait_for_end_of(scene, scene.pod)
     yield
 
 
-def _wait_for_end_of(scene: Scene) -> None:
-    """Waits until the pod's process has ended."""
-    wait_until(
-        f"the end of {scene.pod.name}",
-        lambda: not any(pod.name == scene.pod.name and pod.phase == "Running" for pod in scene.run.look().pods),
-        timeout_s=_PODS_GONE_S,
-        every_s=0.5,
-    )
+def _wait_for_end_of(scene: Scene, *pods: Pod, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Waits until the processes of pods have ended. ``meanwhile`` is called several times a second."""
+    names = {pod.name for pod in pods}
+
+    def ended() -> bool:
+        meanwhile()
+        return not any(pod.name in names and pod.phase == "Running" for pod in scene.run.look().pods)
+
+    wait_until(f"the end of {', '.join(sorted(names))}", ended, timeout_s=_PODS_GONE_S, every_s=0.2)
 
 
 @_kind("api-server-away-before-notice", "ScaleDown", workloads=BOTH, own_cluster=True)
@@ -596,6 +842,18 @@ def _api_server_away_before_notice(scene: Scene) -> Iterator[None]:
     """The API server is killed, comes back after some seconds, and a node is tainted."""
     machine.restart_api_server(scene.cluster, down_s=_DOWN_S)
     yield from _tainted_for_long(scene)
+
+
+@_kind("api-server-slow-at-notice", "ScaleDown", own_cluster=True)
+def _api_server_slow_at_notice(scene: Scene) -> Iterator[None]:
+    """The API server has little processor time, and a node is tainted."""
+    with machine.slow_api_server(scene.cluster):
+        _wait_for_slow_answer(scene)
+        scene.since_s = time.time()
+        nodes.taint(scene.cluster, scene.pod.node, nodes.SCALE_DOWN_TAINT)
+        _wait_for_end_of(scene, *scene.pods)
+    yield
+    nodes.untaint(scene.cluster, scene.pod.node, nodes.SCALE_DOWN_TAINT["key"])
 
 
 @_kind("api-server-restored-before-notice", "ScaleDown", own_cluster=True)
@@ -609,7 +867,7 @@ def _api_server_restored_before_notice(scene: Scene) -> Iterator[None]:
 def _restore_api_server(scene: Scene) -> None:
     """Goes back, and lets the controllers start anew that have seen later versions, as those who restore etcd must."""
     with machine.local(scene.cluster).forgetting():
-        time.sleep(_AWAY_S)
+        time.sleep(AWAY_S)
     _kill_jobset_controller(scene)
     _wait_for_jobset_controller(scene)
 
@@ -618,7 +876,7 @@ def _restore_api_server(scene: Scene) -> None:
 def _authority_changed_before_notice(scene: Scene) -> Iterator[None]:
     """The operator gets a new authority, both replicas are killed, and a node is tainted."""
     _change_authority(scene)
-    operator.restart_abruptly(scene.cluster)
+    _kill_operator(scene)
     scene.since_s = time.time()
     yield from _tainted_for_long(scene)
 
@@ -690,24 +948,113 @@ def _webhook_away(scene: Scene) -> Iterator[None]:
     yield
 
 
-def _delete_and_wait(scene: Scene) -> None:
-    """Deletes a pod, and waits until all have ended, and a while longer."""
+@_kind("no-address", "PodDeletion", own_cluster=True, holds_up=True)
+def _no_address(scene: Scene) -> Iterator[None]:
+    """A pod is deleted while no node has an address left for a pod, for a while."""
+    with machine.local(scene.cluster).without_addresses() as take_freed:
+        _delete_and_wait(scene, take_freed)
+    yield
+
+
+@_kind("no-image", "PodDeletion", own_cluster=True, holds_up=True)
+def _no_image(scene: Scene) -> Iterator[None]:
+    """A pod is deleted while no node has the trainers' image, which cannot be pulled, for a while."""
+    with machine.local(scene.cluster).without_image(scene.image):
+        _delete_and_wait(scene)
+    yield
+
+
+@_kind("no-secret", "PodDeletion", workloads=(trace.BUCKET,), own_cluster=True, holds_up=True)
+def _no_secret(scene: Scene) -> Iterator[None]:
+    """A pod is deleted while the Secret with the keys of the store is gone, for a while."""
+    secret = ("secret", STORE_SECRET, scene.in_namespace)
+    kept = json.loads(scene.cluster.kubectl("get", *secret, "--output=json").stdout)
+    kept["metadata"] = {"name": STORE_SECRET, "namespace": scene.run.namespace}
+    scene.cluster.kubectl("delete", *secret)
+    try:
+        _delete_and_wait(scene)
+    finally:
+        scene.cluster.kubectl("create", "-f", "-", stdin=json.dumps(kept))
+    yield
+
+
+def _delete_and_wait(scene: Scene, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Deletes a pod, and waits until all have ended, and a while longer, in which no process may start.
+
+    Args:
+        scene: What it is done to.
+        meanwhile: Called several times a second.
+
+    Raises:
+        AssertionError: A process started.
+    """
+    before = _that_said(scene.run, trainer.BEGAN)
     _delete(scene)
-    old = {pod.name for pod in scene.pods}
+    _wait_for_end_of(scene, *scene.pods, meanwhile=meanwhile)
+    until_s = time.monotonic() + AWAY_S
+    while time.monotonic() < until_s:
+        meanwhile()
+        time.sleep(0.2)
+    if started := _that_said(scene.run, trainer.BEGAN) - before:
+        raise AssertionError(f"expected no process to start meanwhile, found that those of {started} did")
 
-    def ended() -> bool:
-        return not any(pod.name in old and pod.phase == "Running" for pod in scene.run.look().pods)
 
-    wait_until(f"the processes of {scene.run.name} to end", ended, timeout_s=_PODS_GONE_S, every_s=0.5)
-    time.sleep(_AWAY_S)
+@_kind("clock-ahead-at-notice", "SpotTermination", workloads=BOTH, own_cluster=True, why_not=clocks.why_not)
+def _clock_ahead_at_notice(scene: Scene) -> Iterator[None]:
+    """The clock of process 1's machine jumps an hour ahead, and the node gets GKE's taint of a spot node."""
+    yield from _wrong_at_notice(scene, _WRONG_S)
+
+
+@_kind("clock-behind-at-notice", "SpotTermination", workloads=BOTH, own_cluster=True, why_not=clocks.why_not)
+def _clock_behind_at_notice(scene: Scene) -> Iterator[None]:
+    """The clock of process 1's machine jumps back by an hour, and the node gets GKE's taint of a spot node."""
+    yield from _wrong_at_notice(scene, -_WRONG_S)
+
+
+def _wrong_at_notice(scene: Scene, ahead_s: float) -> Iterator[None]:
+    pod = next(pod for pod in scene.pods if pod.process == 1)
+    with _clock_ahead(scene, pod, ahead_s) as process:
+        time.sleep(_DOWN_S)
+        scene.since_s = time.time()
+        nodes.taint(scene.cluster, pod.node)
+        _wait_for_end_of_process(process, pod)  # that of the machine in its place is right
+    yield
+    nodes.untaint(scene.cluster, pod.node)
+
+
+@contextlib.contextmanager
+def _clock_ahead(scene: Scene, pod: Pod, seconds: float) -> Iterator[psutil.Process]:
+    """The time of day that the process of a pod is told is wrong inside of this. Yields the process."""
+    process = machine.trainer_process(scene.run, pod.name)
+    if not clocks.is_followed(process.pid, pod.process):
+        raise AssertionError(f"expected the process of {pod.name} to go by a clock of the replay's, found its own one")
+    folder = scene.cluster.shared_dir / "replay"
+    clocks.set_ahead(folder, pod.process, seconds)
+    try:
+        yield process
+    finally:
+        clocks.set_ahead(folder, pod.process, 0.0)
+
+
+def _wait_for_end_of_process(process: psutil.Process, pod: Pod) -> None:
+    wait_until(f"the process of {pod.name} to end", lambda: not process.is_running(), timeout_s=_PODS_GONE_S)
 
 
 # What nobody announces, and ends processes.
 
 
-@_kind("node-off", "NodeLost", announced=False, records=(0, 2), phases=(), own_cluster=True)
+@_kind(
+    "node-off",
+    "NodeLost",
+    announced=False,
+    records=(0, 2),
+    phases=(),
+    workloads=(trace.JOBSET, trace.BUCKET),
+    own_cluster=True,
+)
 def _node_off(scene: Scene) -> Iterator[None]:
     """A machine is off, without a goodbye; the cloud deletes its Node."""
+    _note_operator(scene)
     scene.cluster.lose_node(scene.pod.node, delete_object=True)
     yield
     _bring(scene)
@@ -719,9 +1066,16 @@ def _node_off(scene: Scene) -> Iterator[None]:
 @_kind("node-rebooted", "NodeLost", announced=False, records=(0, 2), phases=(), counted=1, own_cluster=True)
 def _node_rebooted(scene: Scene) -> Iterator[None]:
     """A machine is off, without a goodbye, and a fresh one of its name comes at once."""
+    _note_operator(scene)
     scene.cluster.lose_node(scene.pod.node)
     _bring(scene)
     yield
+
+
+def _note_operator(scene: Scene) -> None:
+    """Notes whether a replica of the operator runs on the node: the others may not know to which step training came."""
+    there = _addresses(scene.cluster, OPERATOR_NAMESPACE, _OPERATOR, node=scene.pod.node)
+    scene.unheard = bool(there)
 
 
 def _bring(scene: Scene) -> None:
@@ -745,13 +1099,13 @@ def _killed(scene: Scene, *processes: int) -> Iterator[None]:
     yield
 
 
-@_kind("process-0-killed", announced=False, counted=1, workloads=BOTH, own_cluster=True)
+@_kind("process-0-killed", announced=False, counted=1, workloads=(*WITH_BUCKET, trace.KEPT), own_cluster=True)
 def _process_0_killed(scene: Scene) -> Iterator[None]:
     """Process 0, by which the others find each other, is killed."""
     yield from _killed(scene, 0)
 
 
-@_kind("process-1-killed", announced=False, counted=1, workloads=BOTH, own_cluster=True)
+@_kind("process-1-killed", announced=False, counted=1, workloads=(*WITH_BUCKET, trace.KEPT), own_cluster=True)
 def _process_1_killed(scene: Scene) -> Iterator[None]:
     """Another process is killed."""
     yield from _killed(scene, 1)
@@ -763,6 +1117,16 @@ def _all_processes_killed(scene: Scene) -> Iterator[None]:
     yield from _killed(scene, *(pod.process for pod in scene.pods))
 
 
+# JAX's coordination service, which is in process 0, takes processes for dead by the time of day (docs/guarantees.md).
+@_kind("clock-jumps-at-process-0", announced=False, counted=1, own_cluster=True, why_not=clocks.why_not)
+def _clock_jumps_at_process_0(scene: Scene) -> Iterator[None]:
+    """The clock of process 0's machine jumps an hour ahead, whereupon JAX ends all processes."""
+    pod = next(pod for pod in scene.pods if pod.process == 0)
+    with _clock_ahead(scene, pod, _WRONG_S) as process:
+        _wait_for_end_of_process(process, pod)
+    yield
+
+
 @_kind("out-of-memory", announced=False, counted=1, own_cluster=True)
 def _out_of_memory(scene: Scene) -> Iterator[None]:
     """A process takes more memory than its container may have, and the kernel kills it."""
@@ -770,8 +1134,28 @@ def _out_of_memory(scene: Scene) -> Iterator[None]:
     yield
 
 
-# What nobody announces, and training outlives. No clock jumps: a container has the machine's, as a time namespace has
-# offsets of the monotonic clocks alone.
+# What nobody announces, and training outlives.
+
+
+@_kind("clock-jumps", announced=False, then=Then.GOES_ON, workloads=BOTH, own_cluster=True, why_not=clocks.why_not)
+def _clock_jumps(scene: Scene) -> Iterator[None]:
+    """The clock of process 1's machine is an hour ahead for ten seconds, then an hour behind; saves go on."""
+    pod = next(pod for pod in scene.pods if pod.process == 1)
+    for ahead_s in (_WRONG_S, -_WRONG_S):
+        with _clock_ahead(scene, pod, ahead_s):
+            _wait_for_save(scene.run)
+    yield
+
+
+def _wait_for_save(run: TrainingRun) -> None:
+    """Waits ten seconds, and longer if no other save than now is complete then."""
+
+    def newest() -> int:
+        return max(checks.complete_steps(run.checkpoints), default=0)
+
+    before = newest()
+    time.sleep(AWAY_S)
+    wait_until(f"a save of {run.name}", lambda: newest() > before, timeout_s=_PODS_GONE_S)
 
 
 @_kind("process-frozen", announced=False, then=Then.GOES_ON, workloads=BOTH, own_cluster=True)
@@ -799,8 +1183,30 @@ def _runtime_restarted(scene: Scene) -> Iterator[None]:
 @_kind("api-server-away", announced=False, then=Then.GOES_ON, workloads=BOTH, own_cluster=True)
 def _api_server_away(scene: Scene) -> Iterator[None]:
     """The API server is killed, and away for ten seconds."""
-    machine.restart_api_server(scene.cluster, down_s=_AWAY_S)
+    machine.restart_api_server(scene.cluster, down_s=AWAY_S)
     yield
+
+
+@_kind("api-server-slow", announced=False, then=Then.GOES_ON, workloads=BOTH, own_cluster=True)
+def _api_server_slow(scene: Scene) -> Iterator[None]:
+    """The API server has little processor time for twenty seconds."""
+    with machine.slow_api_server(scene.cluster):
+        _wait_for_slow_answer(scene)
+        time.sleep(_SLOW_S)
+    yield
+
+
+def _wait_for_slow_answer(scene: Scene) -> None:
+    """Asks the API server until an answer takes long, so that it is known to be slow."""
+    took_s: list[float] = []
+
+    def is_slow() -> bool:
+        began_s = time.monotonic()
+        scene.cluster.kubectl("get", "nodes")
+        took_s.append(time.monotonic() - began_s)
+        return took_s[-1] > _SLOW_ANSWER_S
+
+    wait_until("a slow answer", is_slow, timeout_s=_SLOW_S, every_s=0.1, hint=lambda: f"\nthey took {took_s} s")
 
 
 @_kind("api-server-restored", announced=False, then=Then.GOES_ON, workloads=BOTH, own_cluster=True)
@@ -843,7 +1249,14 @@ def _change_authority(scene: Scene) -> None:
     wait_until("the operator's new authority", lambda: bool(_trusted(scene) - known), timeout_s=_KEPT_S, every_s=1)
 
 
-@_kind("certificate-changed", announced=False, then=Then.GOES_ON, workloads=BOTH, own_cluster=True)
+@_kind(
+    "certificate-changed",
+    announced=False,
+    then=Then.GOES_ON,
+    workloads=BOTH,
+    own_cluster=True,
+    alerts=("GracepointCertificateExpires",),
+)
 def _certificate_changed(scene: Scene) -> Iterator[None]:
     """The operator's certificate comes to its last week, is renewed, and all replicas serve the new one."""
     data = {name: base64.b64decode(value).decode() for name, value in _certificates(scene).items()}
@@ -935,7 +1348,7 @@ def _operator_killed(scene: Scene) -> Iterator[None]:
 def _operator_unreachable(scene: Scene) -> Iterator[None]:
     """The network between the processes and the operator is cut for ten seconds."""
     with _cut_off_operator(scene):
-        time.sleep(_AWAY_S)
+        time.sleep(AWAY_S)
     yield
 
 
@@ -970,22 +1383,22 @@ def _dns_away(scene: Scene) -> Iterator[None]:
     )
 
 
-@_kind("storage-read-only", announced=False, then=Then.GOES_ON, workloads=BOTH)
+@_kind("storage-read-only", announced=False, then=Then.GOES_ON, workloads=BOTH, alerts=_SAVES_FAIL)
 def _storage_read_only(scene: Scene) -> Iterator[None]:
     """The job's directory refuses every write for ten seconds, in which saves are due."""
     scene.run.checkpoints.chmod(0o555)
     try:
-        time.sleep(_AWAY_S)
+        time.sleep(AWAY_S)
     finally:
         scene.run.checkpoints.chmod(0o777)
     yield
 
 
-@_kind("storage-full", announced=False, then=Then.GOES_ON, workloads=BOTH, own_cluster=True)
+@_kind("storage-full", announced=False, then=Then.GOES_ON, workloads=BOTH, own_cluster=True, alerts=_SAVES_FAIL)
 def _storage_full(scene: Scene) -> Iterator[None]:
     """The volume of the checkpoints has no room for ten seconds, in which saves are due."""
     with volume.filled(scene.run.checkpoints.parent):
-        time.sleep(_AWAY_S)
+        time.sleep(AWAY_S)
     yield
 
 
@@ -996,19 +1409,85 @@ def _storage_slow(scene: Scene) -> Iterator[None]:
     yield
 
 
-@_kind("worker-killed", announced=False, then=Then.GOES_ON, own_cluster=True)
+@_kind(
+    "storage-503", announced=False, then=Then.GOES_ON, workloads=(trace.BUCKET,), own_cluster=True, alerts=_SAVES_FAIL
+)
+def _storage_503(scene: Scene) -> Iterator[None]:
+    """The store answers 503 to every request until a save is refused, ten seconds at least; later ones succeed."""
+    yield from _refusing_store(scene, Fault(How.ANSWER, 503))
+
+
+@_kind(
+    "storage-cut-off",
+    announced=False,
+    then=Then.GOES_ON,
+    workloads=(trace.BUCKET,),
+    own_cluster=True,
+    alerts=_SAVES_FAIL,
+)
+def _storage_cut_off(scene: Scene) -> Iterator[None]:
+    """Every connection to the store is reset until a save is refused, ten seconds at least; later ones succeed."""
+    yield from _refusing_store(scene, Fault(How.REFUSE))
+
+
+def _refusing_store(scene: Scene, fault: Fault) -> Iterator[None]:
+    store, folder = scene.store, scene.run.checkpoints
+    assert store is not None, "expected a store of its checkpoints"
+
+    def saves_refused() -> list[str]:
+        refused = [each.asked for each in store.exchanges if each.asked.number > before and each.fault is fault.how]
+        of_a_step = re.compile(rf"/{re.escape(folder.name)}/\d")  # not that of the lease
+        return [asked.target for asked in refused if asked.method == "PUT" and of_a_step.search(asked.target)]
+
+    with store.rules(Rule(fault)):
+        before = store.number
+        time.sleep(AWAY_S)
+        # A save that just reads or lists repeats that for a minute; then the next one is due.
+        wait_until("the store to refuse a PUT of a step", lambda: bool(saves_refused()), timeout_s=9 * AWAY_S)
+        complete = checks.complete_steps(folder)
+    yield
+    wait_until(
+        f"{scene.run.name} to save again after the store refused {len(saves_refused())} PUTs of steps",
+        lambda: max(checks.complete_steps(folder), default=0) > max(complete, default=0),
+        timeout_s=_SAVED_S,
+        every_s=1,
+        hint=lambda: f"\ncomplete before: {complete}, now: {checks.complete_steps(folder)}",
+    )
+
+
+@_kind("worker-killed", announced=False, then=Then.GOES_ON, own_cluster=True, alerts=_SAVES_FAIL)
 def _worker_killed(scene: Scene) -> Iterator[None]:
     """The worker that writes the saves of a process is killed."""
-    workers = [
+    _kill_beside(scene, "gracepoint.async_calls")
+    yield
+
+
+@_kind(
+    "keeper-killed",
+    announced=False,
+    then=Then.GOES_ON,
+    workloads=(trace.KEPT,),
+    own_cluster=True,
+    alerts=_SAVES_FAIL,
+)
+def _keeper_killed(scene: Scene) -> Iterator[None]:
+    """The keeper of a process is killed with its worker; the kubelet starts another one, and saves go on."""
+    _kill_beside(scene, "gracepoint.async_calls.keeper")
+    _wait_for_save(scene.run)
+    yield
+
+
+def _kill_beside(scene: Scene, module: str) -> None:
+    """Kills the processes of a pod, beside its trainer, that run a module of the library."""
+    found = [
         process
-        for process in machine.processes_of(scene.run, "gracepoint.async_calls ")
+        for process in machine.processes_of(scene.run, f"{module} ")
         if process.environ().get("GRACEPOINT_POD_NAME") == scene.pod.name
     ]
-    if not workers:
-        raise AssertionError(f"expected a worker of {scene.pod.name}, found none")
-    for worker in workers:
-        worker.kill()
-    yield
+    if not found:
+        raise AssertionError(f"expected a process of {module} in {scene.pod.name}, found none")
+    for process in found:
+        process.kill()
 
 
 @_kind("snapshot-server-killed", announced=False, then=Then.GOES_ON)
@@ -1028,12 +1507,13 @@ def prepare(cluster: Cluster, *names: str) -> None:
 
 
 def _operator_pods(scene: Scene) -> dict[str, str]:
-    return _addresses(scene.cluster, OPERATOR_NAMESPACE, "app.kubernetes.io/name=gracepoint")
+    return _addresses(scene.cluster, OPERATOR_NAMESPACE, _OPERATOR)
 
 
-def _addresses(cluster: Cluster, namespace: str, selector: str) -> dict[str, str]:
-    """The addresses of the pods that run, by their names."""
-    query = ("get", "pods", f"--namespace={namespace}", f"--selector={selector}", "--output=json")
+def _addresses(cluster: Cluster, namespace: str, selector: str, *, node: str | None = None) -> dict[str, str]:
+    """The addresses of the pods that run, by their names; on one node if it is named."""
+    query = ["get", "pods", f"--namespace={namespace}", f"--selector={selector}", "--output=json"]
+    query += [f"--field-selector=spec.nodeName={node}"] if node is not None else []
     items: list[Json] = json.loads(cluster.kubectl(*query).stdout)["items"]
     return {
         item["metadata"]["name"]: item["status"]["podIP"]

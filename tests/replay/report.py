@@ -8,7 +8,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from demo.forms import JOBSET
 from tests.replay.results import End, Result, counting
+from tests.replay.workloads import WORKLOADS
 
 #: The operator's account may differ by this share of the whole time, in each category,
 GOAL = 0.01
@@ -16,24 +18,34 @@ GOAL = 0.01
 #: when a process ended (which also ends the training of one that was killed), when a pod was made and bound. No account
 #: of the operator can be finer. In a short job this is more than the goal.
 RESOLUTION_S = 1.0
-_IN_WHOLE_SECONDS = frozenset({"training", "recomputation", "leaving", "waiting", "image"})
+_IN_WHOLE_SECONDS = frozenset({"training", "recomputation", "leaving", "waiting", "image", "waiting and image"})
 #: And by so much where no replica of the operator heard how training ended, and it guesses (docs/goodput.md#limits).
 _GUESS_S = 10.0
-_GUESSED = frozenset({"training", "recomputation", "leaving", "waiting"})
+_GUESSED = frozenset({"training", "recomputation", "leaving", "waiting", "waiting and image"})
+#: Categories of what comes before a process starts.
+_BEFORE_A_START = ("waiting", "image")
 _HEADER = (
     *("kind", "announced", "count", "recovered", "promises kept"),
     *("steps lost, p50", "max", "s until training, p50", "p99", "counted"),
 )
 
 
-def unlike(account: Sequence[tuple[str, float, float]], starts: int, unheard: int = 0) -> list[str]:
+def unlike(
+    account: Sequence[tuple[str, float, float]], starts: int, unheard: int = 0, *, held_up: bool = False
+) -> list[str]:
     """Returns the categories in which the accounts of a job differ by more than they may.
 
     Args:
         account: Each category with its seconds by the trainers' records and by the operator's account.
         starts: How often the job started.
         unheard: Of how many starts no replica of the operator heard the end.
+        held_up: Whether something has kept pods from starting on their nodes. To the operator they wait then, which
+            the watch of the pods does not show.
     """
+    if held_up:
+        one = [row for row in account if row[0] in _BEFORE_A_START]
+        together = ("waiting and image", sum(own for _, own, _ in one), sum(theirs for _, _, theirs in one))
+        account = [*(row for row in account if row not in one), together]
     whole = sum(own for _, own, _ in account)
     found = []
     for category, own, theirs in account:
@@ -77,7 +89,7 @@ def rendered(results: Sequence[Result], ends: Sequence[End], redone: Sequence[Re
     """
     ends = counting(ends, results)
     parts = [table(results)]
-    if accounts := [end.account for end in ends if end.account and end.workload == "JobSet"]:
+    if accounts := [end.account for end in ends if end.account and WORKLOADS[end.workload].form is JOBSET]:
         parts.append(account_table(_together(accounts)))
     steps, jobs = sum(end.steps for end in ends), len(ends)
     recovered = sum(result.recovered for result in results)
@@ -93,6 +105,11 @@ def rendered(results: Sequence[Result], ends: Sequence[End], redone: Sequence[Re
         )
     commits = collections.Counter(result.commit for result in results)
     parts.append("\n".join(f"Commit {commit}: {count} faults." for commit, count in commits.items()))
+    not_judged = collections.Counter(result.alerts for result in results if result.alerts)
+    parts += [f"Alerts were not judged after {count} faults: {why}." for why, count in not_judged.items()]
+    if lacking := [result for result in results if result.lacking]:
+        told = ", ".join(f"{result.lacking} at fault {result.fault} of seed {result.seed}" for result in lacking)
+        parts.append(f"Snapshots in memory, of lost steps, that were skipped or had a single copy: {told}.")
     if redone:
         broke = [
             f"fault {each.fault} of seed {each.seed}, {each.kind}: {text}" for each in redone for text in each.broken

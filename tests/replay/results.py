@@ -31,7 +31,7 @@ class Result:
         fault: Its number in the trace, from 1.
         kind: Name of its kind.
         announced: Whether the job heard of it before, so that it must lose no step.
-        workload: What trained: JobSet or Job.
+        workload: Name of what trained (``workloads``).
         recovered: Whether the job trained again by itself.
         steps_lost: How many completed steps were done again.
         until_training_s: From the fault until the first step after it. Where nothing had to start again: the longest
@@ -42,6 +42,9 @@ class Result:
         commit: What was run: see ``commit_of``.
         stood_s: How long training stood still, from the begin of the fault until the job trained again. None: as
             long as ``until_training_s``.
+        alerts: Why the alerts were not judged. Empty: they were.
+        unheard: Whether no replica of the operator knows how training ended: see ``kinds.Kind`` and ``kinds.Scene``.
+        lacking: How many snapshots in memory, of the steps that it lost, were skipped or had a single copy.
     """
 
     seed: int
@@ -57,6 +60,9 @@ class Result:
     at: str
     commit: str = UNKNOWN
     stood_s: float | None = None
+    alerts: str = "an earlier version judged none"
+    unheard: bool = False
+    lacking: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +71,7 @@ class End:
 
     Attributes:
         seed: Of its trace.
-        workload: What trained.
+        workload: Name of what trained.
         faults: The numbers of the faults that came to it.
         steps: How many steps it trained.
         account: Each category of its time with its seconds by the trainers' records and by the operator's account.

@@ -20,35 +20,38 @@ import pytest
 
 from demo import install, records
 from demo import nodes as demo_nodes
-from demo.forms import JOB, JOBSET, Form
+from demo.forms import JOB, JOBSET
 from demo.install import Images
 from demo.logs import PodLogs
 from demo.snapshot import PROCESSES, Json, Snapshot
 from demo.training import TrainingRun, apply_policy
 from gracepoint.wire.messages import Phase
 from tests import xla
-from tests.cluster import asking, machine, operator
+from tests.cluster import asking, machine, operator, queues
 from tests.metadata.servers import GceServer
-from tests.replay import account, checks, report, results, trace, trainer
+from tests.replay import account, checks, clocks, report, results, trainer
+from tests.replay.alerts import Alerts
 from tests.replay.both_accounts import BothAccounts
 from tests.replay.kinds import (
     ACTIVE_MAINTENANCE,
-    EVERY_STEPS,
     KINDS,
     LABEL,
     PRIORITY,
     SNAPSHOT_SERVERS,
     TAINTS,
+    TAKER,
     Kind,
     Scene,
     Then,
     call_off_event,
     prepare,
+    release_nodes,
 )
 from tests.replay.owners import Owner, Owners
 from tests.replay.pod_watch import PodWatch
 from tests.replay.results import Result
 from tests.replay.trace import Fault
+from tests.replay.workloads import EVERY_STEPS, KEEP_LAST, POLICIES, UNDISTURBED, WORKLOADS, Store, Workload
 from tests.testcluster.api import Cluster, ClusterError
 from tests.testcluster.local import LocalCluster
 from tests.testcluster.shell import wait_until
@@ -56,10 +59,6 @@ from tests.testcluster.shell import wait_until
 NAMESPACE = "gracepoint-replay"
 #: How the names of its jobs begin, and what they consist of.
 _JOB_PREFIX, _MADE = "job-", "jobsets.jobset.x-k8s.io,jobs.batch,services"
-#: With snapshots in memory and a worker for saves, and with storage alone; of runs that nobody disturbs.
-MEMORY_POLICY, STORAGE_POLICY, UNDISTURBED_POLICY = "memory", "storage", "undisturbed"
-KEEP_LAST = 2
-_SNAPSHOT_STEPS = 10
 #: Of the chart: a snapshot server on each node.
 SETTINGS = ("snapshots.enabled=true", "snapshots.capacity=64Mi", f"snapshots.nodeSelector.{LABEL[0]}={LABEL[1]}")
 #: A small model, and steps of a length that leaves time to disturb it.
@@ -92,8 +91,10 @@ class _Job:
 
     Attributes:
         run: The job.
+        workload: What it is.
         accounts: Of its time.
         metadata: The metadata servers of the nodes.
+        store: The proxy in front of the store of its checkpoints. None: they are in a directory.
         owners: Of its Preemptions.
         done: What its faults led to.
         problems: What must not be, beside what its faults led to.
@@ -106,8 +107,10 @@ class _Job:
     """
 
     run: TrainingRun
+    workload: Workload
     accounts: BothAccounts
     metadata: _Metadata
+    store: Store
     owners: Owners = dataclasses.field(default_factory=Owners)
     done: list[Result] = dataclasses.field(default_factory=list)
     problems: list[str] = dataclasses.field(default_factory=list)
@@ -141,14 +144,23 @@ class Replay:
     Args:
         cluster: The cluster.
         images: The images of operator and trainer.
+        alerts: Those of the operator.
         nodes: Those that may be disturbed, at least two.
         say: Where news go.
         folder: Where results go, and what helps to find out what went wrong.
     """
 
     def __init__(
-        self, cluster: Cluster, images: Images, *, nodes: tuple[str, ...], say: Callable[[str], None], folder: Path
+        self,
+        cluster: Cluster,
+        images: Images,
+        alerts: Alerts,
+        *,
+        nodes: tuple[str, ...],
+        say: Callable[[str], None],
+        folder: Path,
     ) -> None:
+        self._alerts = alerts
         self._nodes = nodes
         self._cluster = cluster
         self._images = images
@@ -168,7 +180,7 @@ class Replay:
         """
         install.make_namespace(self._cluster, NAMESPACE)
         restore(self._cluster, self._nodes)
-        self._own_taints = checks.taints(self._cluster)
+        self._own_taints = checks.taints(self._cluster, self._nodes)
         self._delete_jobs()
         first = {
             "apiVersion": "scheduling.k8s.io/v1",
@@ -177,8 +189,7 @@ class Replay:
             "value": -10,
         }
         self._cluster.kubectl("apply", "-f", "-", stdin=json.dumps(first))
-        policies = {STORAGE_POLICY: _on_storage, MEMORY_POLICY: _in_memory, UNDISTURBED_POLICY: _without_saves}
-        for name, change in policies.items():
+        for name, change in POLICIES.items():
             apply_policy(self._cluster, name, namespace=NAMESPACE, change=change)
         self._wait_for_snapshot_servers()
 
@@ -187,10 +198,12 @@ class Replay:
         where = f"--namespace={NAMESPACE}"
         listed = self._cluster.kubectl("get", _MADE, where, "--output=name").stdout.split()
         if left := [name for name in listed if name.partition("/")[2].startswith(_JOB_PREFIX)]:
+            begun_s = time.time()
             self._cluster.kubectl(
                 *("delete", *left, where, "--ignore-not-found", "--cascade=foreground", f"--timeout={_GONE_S:.0f}s"),
                 timeout_s=_GONE_S + 10,
             )
+            self._alerts.excuse("the deletion of jobs before it", begun_s)
 
     def job(self, faults: Sequence[Fault], *, until_s: float = float("inf")) -> None:
         """Lets faults happen to one training job, and holds it against one that nobody disturbs.
@@ -206,10 +219,10 @@ class Replay:
             ClusterError: The job did not start, or what it has left could not be taken away.
         """
         self._made += 1
-        form = JOBSET if faults[0].workload == trace.JOBSET else JOB
-        run = self._training_run(f"{_JOB_PREFIX}{faults[0].job}-{self._made}", _policy_of(form), form)
+        workload = WORKLOADS[faults[0].workload]
+        run = self._training_run(f"{_JOB_PREFIX}{faults[0].job}-{self._made}", workload)
         try:
-            self._train(run, faults, until_s)
+            self._train(run, workload, faults, until_s)
         except ClusterError:
             raise
         except BaseException:  # it was interrupted, and the cluster may be kept
@@ -219,14 +232,15 @@ class Replay:
                 self._say(f"  {lacking}")
             raise
 
-    def _train(self, run: TrainingRun, faults: Sequence[Fault], until_s: float) -> None:
+    def _train(self, run: TrainingRun, workload: Workload, faults: Sequence[Fault], until_s: float) -> None:
         """See ``job``. After a ``ClusterError`` the run was given up."""
         folder = self._folder / "logs" / run.name
-        with self._metadata() as metadata, PodWatch(run) as pods:
-            accounts = BothAccounts(run, _policy_of(run.form), pods, folder)
-            job = _Job(run, accounts, metadata)
+        around = workload.around(self._cluster, NAMESPACE)
+        with self._metadata() as metadata, around as store, PodWatch(run) as pods:
+            accounts = BothAccounts(run, workload.policy, pods, folder)
+            job = _Job(run, workload, accounts, metadata, store)
             try:
-                run.start(_of_many_restarts, self._with_words)
+                self._start(run, workload)
                 run.wait_for_step(1, timeout_s=_RESUMED_S)
             except _ANYTHING as error:
                 self._save_logs(run.name, run, error)
@@ -259,10 +273,10 @@ class Replay:
             problems = self._guarded("its end", lambda: self._end(job, rows)) + job.problems + job.owners.surplus()
         if job.ended:
             problems += self._guarded("the comparison", lambda: self._compare(run, job.done))
-        problems += self._guarded("what it leaves", lambda: self._remaining(run))
+        problems += self._guarded("what it leaves", lambda: self._remaining(run)) + self._alerts.look()
         end = results.End(
             seed=faults[0].seed,
-            workload=run.form.kind,
+            workload=workload.name,
             faults=tuple(result.fault for result in job.done),
             steps=run.steps,
             account=tuple(rows),
@@ -285,8 +299,19 @@ class Replay:
         except _ANYTHING as error:
             return [f"{what} could not be judged: {_text(error)}"]
 
+    def _start(self, run: TrainingRun, workload: Workload) -> None:
+        def change(body: Json) -> None:
+            _of_many_restarts(body)
+            workload.change(body)
+
+        def change_pods(template: Json) -> None:
+            self._with_words(template)
+            workload.change_pods(template)
+
+        run.start(change, change_pods)
+
     def _training_run(
-        self, name: str, policy: str, form: Form = JOBSET, *, steps: int = _STEPS_UNDECIDED, pace: float = 0.1
+        self, name: str, workload: Workload, *, steps: int = _STEPS_UNDECIDED, pace: float = 0.1
     ) -> TrainingRun:
         return TrainingRun(
             self._cluster,
@@ -294,14 +319,14 @@ class Replay:
             namespace=NAMESPACE,
             image=self._images.trainer,
             steps=steps,
-            policy=policy,
+            policy=workload.policy,
             flags={**_FLAGS, "pace": pace},
             environment=_ENVIRONMENT,
-            form=form,
+            form=workload.form,
         )
 
     def _with_words(self, template: Json) -> None:
-        """Lets the trainers run ``trainer.py``, within a limit of their memory."""
+        """Lets the trainers run ``trainer.py``, within a limit of their memory, with clocks that faults can set."""
         folder = self._cluster.shared_dir / "replay"
         folder.mkdir(exist_ok=True)
         source = Path(trainer.__file__)
@@ -312,6 +337,9 @@ class Replay:
         (container,) = pod["containers"]
         container["command"] = ["python", "-u", f"/shared/replay/{source.name}"]
         container["resources"]["limits"] = {"memory": _MEMORY_LIMIT}
+        if isinstance(self._cluster, LocalCluster):  # the nodes' machines are this one: they can run what it compiles
+            variables = clocks.prepare(folder, "/shared/replay")
+            container["env"] += [{"name": name, "value": value} for name, value in variables.items()]
 
     @contextlib.contextmanager
     def _metadata(self) -> Iterator[_Metadata]:
@@ -338,33 +366,40 @@ class Replay:
             fault=fault.fault,
             kind=kind.name,
             announced=kind.announced,
-            workload=run.form.kind,
+            workload=job.workload.name,
             recovered=False,
             steps_lost=0,
             until_training_s=0.0,
             counted_restarts=0,
             at=_stamp(began_s),
             commit=self._commit,
+            alerts=self._alerts.why_not,
+            unheard=kind.unheard,
         )
+        name = f"fault {fault.fault}, {kind.name}"
         self._say(f"fault {fault.fault} of seed {fault.seed}: {kind.name}, process {fault.process} of {run.name}")
         try:
             run.wait_for_step(_newest(run) + fault.after_steps, timeout_s=_RESUMED_S)
             pods = run.wait_for_pods()
             lives = self._settled(job)
             before = run.look()
-            committed = _committed(run)
+            committed, newest = _committed(run), _newest(run)
+            if job.store is not None and not committed and newest >= 2 * EVERY_STEPS:
+                raise AssertionError(f"expected a complete checkpoint in the bucket after {newest} steps, found none")
             job.begin(fault, kind, lives, before)
             began_s = time.time()
             scene = Scene(
                 *(run, pods, pods[fault.process], self._nodes, job.metadata, self._images.trainer),
                 old={pod.name for pod in before.pods},
                 since_s=began_s,
+                store=job.store,
             )
             with kind.happens(scene):
                 until_s = self._until_training(job, kind, scene)
             operator.ready(self._cluster)
             if kind.name.startswith("api-server"):  # what the scheduler does after it is no matter of the next fault
                 machine.wait_for_scheduler(self._cluster, self._nodes[0], self._images.trainer)
+                queues.ready(self._cluster)
             run.wait_for_pods()
             now = self._settled(job)
             accounts.note(f"{fault.fault} {kind.name}")
@@ -372,9 +407,12 @@ class Replay:
             stood_s = None
             if kind.then is Then.RESTARTS:
                 stood_s = account.stood_s(now[len(lives) - 1 :], began_s, scene.since_s + until_s)
+            lacking = account.lacking_snapshots(now, len(lives), account.read_words(run.output))
             result = dataclasses.replace(
                 missed,
                 stood_s=stood_s,
+                unheard=kind.unheard or scene.unheard,
+                lacking=sum(lacking),
                 recovered=True,
                 steps_lost=account.between(now, len(lives))[1],
                 until_training_s=until_s,
@@ -383,11 +421,15 @@ class Replay:
             )
             broken = (
                 *_broken_promises(result, kind),
+                *account.lost_too_many(
+                    now, len(lives), lacking, interval_steps=_interval(kind, job), most=2 * EVERY_STEPS
+                ),
                 *self._wrong_restarts(kind, before, after),
                 *_wrong_starts(run, account.between(now, len(lives))[0], most=kind.starts),
                 *_forgotten(committed, now[len(lives) :]),
                 *self._wrong_records(kind, run, before),
                 *_unequal(run),
+                *self._alerts.judge(name, began_s, kind.alerts, _fresh(run, before)),
             )
             job.judged(fault, kind, len(lives), len(now))
             return dataclasses.replace(result, broken=broken)
@@ -395,6 +437,7 @@ class Replay:
             job.error = error
             job.not_judged()
             recovered = self._trains_again(run)
+            self._alerts.excuse(name, began_s)
             what = "not as expected, but it trains again" if recovered else "not recovered"
             return dataclasses.replace(
                 missed, at=_stamp(began_s), recovered=recovered, broken=(f"{what}: {_text(error)}",)
@@ -442,7 +485,8 @@ class Replay:
         """Takes away what a fault has left, and says whether the job goes on then."""
         try:
             restore(self._cluster, self._nodes)
-            run.checkpoints.chmod(0o777)
+            with contextlib.suppress(FileNotFoundError):  # as a bucket's, before there is anything in it
+                run.checkpoints.chmod(0o777)
             run.wait_for_step(_newest(run) + _STEPS_AFTER, timeout_s=_RESUMED_S)
             run.wait_for_pods()
         except _ANYTHING as error:
@@ -457,12 +501,11 @@ class Replay:
 
     def _wrong_records(self, kind: Kind, run: TrainingRun, before: Snapshot) -> list[str]:
         """What is wrong with the records of a fault."""
-        known = {_name(record) for record in before.preemptions}
         least, most = kind.records
         fresh: list[Json] = []
 
         def are_there() -> bool:
-            fresh[:] = [record for record in run.look().preemptions if _name(record) not in known]
+            fresh[:] = _fresh(run, before)
             return len(fresh) >= least and all(_ended(record, kind) for record in fresh)
 
         # The replicas of the operator may just have begun to serve again.
@@ -497,7 +540,9 @@ class Replay:
         run.wait_for_end(timeout_s=_END_S)
         job.ended = True
         rows += accounts.finished()
-        problems = [f"{text}, at the end" for text in self._wrong_records(KINDS[_THE_END], run, before)]
+        found = self._wrong_records(KINDS[_THE_END], run, before)
+        found += self._alerts.judge("the deletion at its end", deleted_s, KINDS[_THE_END].alerts, _fresh(run, before))
+        problems = [f"{text}, at the end" for text in found]
         now = accounts.lives()
         starts, lost = account.between(now, len(lives))
         if lost:
@@ -505,10 +550,11 @@ class Replay:
         problems += [f"{text}, at the end" for text in _wrong_starts(run, starts, least=1, most=1)]
         job.owners.note(run.look().preemptions)
         job.times = _times(now, len(lives), deleted_s)
-        problems += checks.files(run, KEEP_LAST)
+        problems += checks.files(run.checkpoints, KEEP_LAST)
         if run.form is JOBSET:
-            unheard = sum(KINDS[result.kind].unheard for result in job.done)
-            problems += report.unlike(rows, len(now), unheard)
+            unheard = sum(result.unheard for result in job.done)
+            held_up = any(KINDS[result.kind].holds_up for result in job.done)
+            problems += report.unlike(rows, len(now), unheard, held_up=held_up)
         grown = self._operator_bytes()
         if isinstance(self._cluster, LocalCluster) and not (job.memory and grown):
             problems.append(f"the memory of the operator's replicas was not measured: {job.memory}, then {grown}")
@@ -526,9 +572,7 @@ class Replay:
 
     def _compare(self, run: TrainingRun, done: Sequence[Result]) -> list[str]:
         """Says how the job differs from one that nobody disturbed."""
-        other = self._training_run(
-            f"{run.name.rpartition('-')[0]}-alone", UNDISTURBED_POLICY, steps=run.steps, pace=0.0
-        )
+        other = self._training_run(f"{run.name.rpartition('-')[0]}-alone", UNDISTURBED, steps=run.steps, pace=0.0)
         try:
             other.start()
             other.wait_for_end(timeout_s=_END_S)
@@ -547,7 +591,7 @@ class Replay:
         """Deletes a job, and says what is left after the garbage collector had its time."""
 
         def left() -> list[str]:
-            taints = [taint for taint in checks.taints(self._cluster) if taint not in self._own_taints]
+            taints = [taint for taint in checks.taints(self._cluster, self._nodes) if taint not in self._own_taints]
             return checks.objects(run) + checks.processes(run) + taints
 
         run.delete()
@@ -561,11 +605,13 @@ class Replay:
         Raises:
             ClusterError: The cluster does not come back.
         """
+        begun_s = time.time()
         try:
             machine.end_at_once(run)
             restore(self._cluster, self._nodes)
             run.delete()
             self._wait_for_snapshot_servers()
+            self._alerts.excuse(f"the end of {run.name} by force", begun_s)
         except _ANYTHING as error:
             raise ClusterError(f"the cluster did not come back after {run.name}: {_text(error)}") from error
 
@@ -618,12 +664,17 @@ def restore(cluster: Cluster, nodes: tuple[str, ...]) -> None:
     Raises:
         ClusterError: It does not come back.
     """
+    if isinstance(cluster, LocalCluster):
+        release_nodes(cluster, *nodes)
     for node in nodes:
-        if node not in cluster.nodes and isinstance(cluster, LocalCluster):
-            cluster.restore_node(node, timeout_s=180)
-        if isinstance(cluster, LocalCluster):  # elsewhere, nodes have taints of their own
+        if isinstance(cluster, LocalCluster):
+            there = cluster.kubectl("get", "node", node, "--ignore-not-found", "--output=name").stdout
+            if node in cluster.nodes and not there:  # it was deleted, and held until now: its kubelet does not tell
+                cluster.lose_node(node)
+            if node not in cluster.nodes:
+                cluster.restore_node(node, timeout_s=180)
             cluster.kubectl("patch", "node", node, "--type=merge", "--patch", '{"spec": {"taints": null}}')
-        else:
+        else:  # nodes have taints of their own
             for key in TAINTS:
                 demo_nodes.untaint(cluster, node, key)
         cluster.kubectl("uncordon", node)
@@ -631,31 +682,11 @@ def restore(cluster: Cluster, nodes: tuple[str, ...]) -> None:
         cluster.kubectl("label", "node", node, f"{asking.MAINTENANCE}-", f"{ACTIVE_MAINTENANCE}-")
         call_off_event(cluster, node)
     for what in (
-        (f"--namespace={NAMESPACE}", "resourcequota/none", "pod/urgent"),
+        (f"--namespace={NAMESPACE}", "resourcequota/none", "pod/urgent", f"jobs.batch/{TAKER}"),
         ("validatingwebhookconfigurations.admissionregistration.k8s.io/foreign",),
     ):
         cluster.kubectl("delete", *what, "--ignore-not-found", "--force", "--grace-period=0")
     operator.ready(cluster)
-
-
-def _on_storage(spec: Json) -> None:
-    spec["checkpoint"].update(everySteps=EVERY_STEPS, keepLast=KEEP_LAST)
-    # A replay disturbs far more often than any cluster does.
-    spec["exitBreaker"] = {"savedExits": 0}
-    spec["cloudMetadata"] = ["GCE"]
-
-
-def _in_memory(spec: Json) -> None:
-    _on_storage(spec)
-    spec["checkpoint"].update(writer="Worker", memory={"everySteps": _SNAPSHOT_STEPS, "copies": 2})
-
-
-def _without_saves(spec: Json) -> None:
-    spec["checkpoint"].update(everySteps=0, everySeconds=0)
-
-
-def _policy_of(form: Form) -> str:
-    return MEMORY_POLICY if form is JOBSET else STORAGE_POLICY
 
 
 def _wrong_starts(run: TrainingRun, starts: int, *, least: int = 0, most: int | None) -> list[str]:
@@ -665,14 +696,16 @@ def _wrong_starts(run: TrainingRun, starts: int, *, least: int = 0, most: int | 
     return [f"{starts} starts, expected {'' if least == most else 'at most '}{most}"]
 
 
+def _interval(kind: Kind, job: _Job) -> int:
+    """The steps from one save or snapshot to the next, if a fault of the kind may cost any; else 0."""
+    return 0 if kind.announced or kind.then is Then.GOES_ON else job.workload.interval_steps
+
+
 def _broken_promises(result: Result, kind: Kind) -> list[str]:
-    """Which of its kind's promises a fault's result does not keep."""
-    found = []
-    if result.steps_lost > (most := 0 if kind.announced or kind.then is Then.GOES_ON else 2 * EVERY_STEPS):
-        found.append(f"{result.steps_lost} steps lost, expected at most {most}")
+    """Which of its kind's promises a fault's result does not keep, beside the number of steps."""
     if result.counted_restarts > kind.counted:
-        found.append(f"{result.counted_restarts} restarts count towards the limit, expected at most {kind.counted}")
-    return found
+        return [f"{result.counted_restarts} restarts count towards the limit, expected at most {kind.counted}"]
+    return []
 
 
 def _times(lives: Sequence[account.Life], before: int, deleted_s: float) -> dict[str, float]:
@@ -713,7 +746,7 @@ def _unequal(run: TrainingRun) -> list[str]:
 
 def _committed(run: TrainingRun) -> int:
     """The newest step that is complete in storage. 0: none."""
-    return max((int(path.name) for path in run.checkpoints.iterdir() if path.name.isdigit()), default=0)
+    return max(checks.complete_steps(run.checkpoints), default=0)
 
 
 def _longest_pause(run: TrainingRun, since_s: float) -> float:
@@ -743,6 +776,12 @@ def _newest(run: TrainingRun) -> int:
 def _text(error: BaseException) -> str:
     """An error in words. Its own are enough if it is one that was made for a reader."""
     return str(error) if isinstance(error, ClusterError | AssertionError) else f"{type(error).__name__}: {error}"
+
+
+def _fresh(run: TrainingRun, before: Snapshot) -> list[Json]:
+    """The records that a run has and that it did not have before."""
+    known = {_name(record) for record in before.preemptions}
+    return [record for record in run.look().preemptions if _name(record) not in known]
 
 
 def _name(record: Json) -> str:

@@ -11,6 +11,7 @@ from tests import testcluster
 from tests.replay import report, results, trace
 from tests.replay.__main__ import run
 from tests.replay.kinds import KINDS
+from tests.testcluster import parts
 from tests.testcluster.providers import CONTEXT_VARIABLE
 
 # Notices of a minute or more, so that a busy machine has time. Where the operator hears every end, its account is held
@@ -43,3 +44,5 @@ def test_jobs_go_on_after_nine_kinds_of_faults(tmp_path: Path) -> None:
     assert report.problems(found, ends) == [], report.rendered(found, ends)
     assert [result.fault for result in found] == [fault.fault for fault in faults]
     assert len(ends) == 2
+    if not parts.missing(("prometheus",)):
+        assert {result.alerts for result in found} == {""}, "its alerts are judged"

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import json
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ import pytest
 
 from gracepoint_operator.trust.bundle import OVERLAP_S, Bundle, make_authority
 from tests.replay import account, report, results, trace
+from tests.replay.__main__ import main
 from tests.replay.account import Life
 from tests.replay.kinds import KINDS, known_for_long
 from tests.replay.owners import Owner, Owners
 from tests.replay.results import End, Result
+from tests.testcluster.providers import CONTEXT_VARIABLE
 
 ABLE = {name: kind.workloads for name, kind in KINDS.items()}
 ONE = Result(
@@ -119,10 +122,39 @@ def test_a_trace_has_each_kind_about_as_often_on_workloads_that_it_can_be_done_t
     made = trace.made(7, 300, ABLE)
     assert len(KINDS) >= 25
     assert all(fault.workload in ABLE[fault.kind] for fault in made)
-    assert {fault.workload for fault in made} == {trace.JOBSET, trace.JOB}
     counts = collections.Counter(fault.kind for fault in made)
     assert counts.keys() == KINDS.keys()
+    on = {(fault.workload, fault.kind) for fault in made}
+    assert {workload for workload, _ in on} == {trace.JOBSET, trace.JOB, trace.BUCKET, trace.KEPT, trace.QUEUED}
+    # What the few jobs of a workload have in common with all others is not left to these.
+    assert {(trace.BUCKET, "storage-503"), (trace.KEPT, "keeper-killed"), (trace.QUEUED, "kueue-preemption")} <= on
+    assert (trace.JOBSET, "node-off") in on
     assert [fault.fault for fault in made] == list(range(1, 301))
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, *words: str) -> int | str | None:
+    """Returns with what the command line ends, which comes to no cluster."""
+    monkeypatch.delenv(CONTEXT_VARIABLE, raising=False)
+    monkeypatch.setattr(sys, "argv", ["replay", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
+def test_a_kind_that_cannot_be_done_here_is_named_and_left_out_and_refused_if_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(KINDS, "drain", dataclasses.replace(KINDS["drain"], why_not=lambda: "no drains today"))
+    path = tmp_path / "trace.jsonl"
+    assert asked(monkeypatch, f"--faults={len(KINDS)}", f"--write-trace={path}") == 0
+    assert "left out: drain cannot be done here: no drains today" in capsys.readouterr().out
+    made = {fault.kind for fault in trace.read(path, KINDS)}
+    assert "drain" not in made
+    assert "eviction" in made
+    assert asked(monkeypatch, "--kinds", "eviction", "drain") == 2
+    assert "drain cannot be done: no drains today" in capsys.readouterr().err
+    assert asked(monkeypatch, "--context=theirs", "--nodes", "a", "b", "--kinds", "node-off") == 2
+    assert "node-off cannot be done: it needs a cluster of its own" in capsys.readouterr().err
 
 
 def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -133,9 +165,28 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
     trace.write([dataclasses.replace(made[0], kind="flood")], path)
     with pytest.raises(ValueError, match=r"line 1: expected one of the kinds .*, found flood"):
         trace.read(path, KINDS)
+    trace.write([dataclasses.replace(made[0], workload="Pod")], path)
+    with pytest.raises(ValueError, match=r"line 1: expected one of Job, JobSet, JobSet in .*, found Pod"):
+        trace.read(path, KINDS)
     path.write_text("{}\n")
     with pytest.raises(ValueError, match="line 1: expected a JSON object with seed, fault, job"):
         trace.read(path, KINDS)
+
+
+def test_a_trace_has_the_workloads_that_are_asked_for_and_on_a_cluster_of_others_those_that_reach_no_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, other = tmp_path / "trace.jsonl", ("--context=mine", "--nodes", "a", "b")
+    assert asked(monkeypatch, "--workloads", trace.BUCKET, "--faults=9", f"--write-trace={path}") == 0
+    made = trace.read(path, KINDS)
+    assert {fault.workload for fault in made} == {trace.BUCKET}
+    assert "storage-503" in {fault.kind for fault in made}
+    assert asked(monkeypatch, *other, f"--trace={path}") == 2
+    assert f"of a {trace.BUCKET}, which needs a cluster of its own" in capsys.readouterr().err
+    assert asked(monkeypatch, *other, f"--write-trace={path}") == 0
+    assert {fault.workload for fault in trace.read(path, KINDS)} == {trace.JOBSET, trace.JOB, trace.KEPT}
+    assert asked(monkeypatch, "--kinds=kueue-preemption", "--faults=1", f"--write-trace={path}") == 0
+    assert [fault.workload for fault in trace.read(path, KINDS)] == [trace.QUEUED]
 
 
 def test_a_trace_without_faults_or_without_a_kind_for_its_jobs_is_refused() -> None:
@@ -167,6 +218,18 @@ def test_the_report_adds_up_what_each_kind_cost() -> None:
     assert "the JobSet of the faults 1 to 3 of seed 7: file lost+found" in found
     points = ElementTree.fromstring(report.picture([ONE, lost, gone])).iter("{http://www.w3.org/2000/svg}circle")
     assert len(list(points)) == 3 + 3, "a point of each fault, and those of the legend"
+
+
+@pytest.mark.parametrize(
+    ("workload", "shown"),
+    [(trace.JOBSET, True), (trace.BUCKET, True), (trace.KEPT, True), (trace.QUEUED, True), (trace.JOB, False)],
+)
+def test_the_report_has_the_accounts_of_all_jobsets(workload: str, shown: bool) -> None:
+    account = (("training", 90.0, 90.5),)
+    end = End(seed=7, workload=workload, faults=(1,), steps=900, account=account, broken=("a file",), at=ONE.at)
+    found = report.rendered([dataclasses.replace(ONE, workload=workload)], [end])
+    assert ("| training | 90.0 | 90.5 |" in found) is shown
+    assert f"the {workload} of the faults 1 to 1 of seed 7: a file" in found
 
 
 def test_the_report_tells_what_was_cut_what_was_done_again_and_of_which_commits_it_is() -> None:
@@ -224,6 +287,15 @@ def test_an_account_may_guess_the_end_of_a_start_of_which_nobody_heard(category:
     account = [("join", 200.0, 200.0), (category, 100.0, 120.0)]
     assert bool(report.unlike(account, starts=8, unheard=1)) is unlike
     assert report.unlike(account, starts=8)
+
+
+def test_pods_that_something_keeps_on_their_node_wait_to_the_operator_alone() -> None:
+    account = [("training", 200.0, 200.0), ("waiting", 10.0, 50.0), ("image", 60.0, 20.0)]
+    assert len(report.unlike(account, starts=4)) == 2
+    assert report.unlike(account, starts=4, held_up=True) == []
+    account[1] = ("waiting", 10.0, 60.0)
+    (found,) = report.unlike(account, starts=4, held_up=True)
+    assert found.startswith("account, waiting and image: 80.0 s by the operator, 70.0 s by the trainers")
 
 
 def test_a_save_after_which_the_gang_trains_on_does_not_end_its_training() -> None:
@@ -309,6 +381,65 @@ def test_steps_are_lost_to_the_next_start_that_restored() -> None:
     assert account.between([OLD, failed, new], 1) == (2, 2)
 
 
+@pytest.mark.parametrize(
+    ("said", "lacking"),
+    [
+        pytest.param([], 0, id="none"),
+        pytest.param(["no snapshot of step 2: the snapshot of step 1 is still sent, for 1.2 s"], 1, id="skipped"),
+        pytest.param(["no snapshot of step 3: its server went", "no snapshot of step 3: again"], 1, id="said twice"),
+        pytest.param(["no snapshot of step 1: there is no snapshot server for this process"], 0, id="not lost"),
+        pytest.param(["snapshot is safe step=2 copies=1 bytes=5 sent_s=0.1"], 1, id="a single copy"),
+        pytest.param(["snapshot is safe step=2 copies=2 bytes=5 sent_s=0.1"], 0, id="two copies"),
+        pytest.param(["a periodic save failed"], 0, id="something else"),
+    ],
+)
+def test_snapshots_of_lost_steps_that_are_lacking_are_counted(said: list[str], lacking: int) -> None:
+    new = life("new-0", created_s=20.0, restored=1, steps={2: 30.0})
+    words = {OLD.pod: [account.Word(10.0, message) for message in said]}
+    assert account.lacking_snapshots([OLD, new], 1, words) == [lacking, 0]
+
+
+def trained(name: str, created_s: float, restored: int, until: int) -> Life:
+    """A start that trained from the step that it restored, up to another one."""
+    steps = {step: created_s + 1 + step for step in range(restored + 1, until + 1)}
+    return life(name, created_s=created_s, restored=restored, steps=steps)
+
+
+def lost_too_many(lives: list[Life], words: Mapping[str, list[account.Word]], interval_steps: int) -> list[str]:
+    lacking = account.lacking_snapshots(lives, 1, words)
+    return account.lost_too_many(lives, 1, lacking, interval_steps=interval_steps, most=60)
+
+
+@pytest.mark.parametrize(
+    ("restored", "skipped", "interval_steps", "told"),
+    [
+        pytest.param(80, [], 10, None, id="two intervals"),
+        pytest.param(79, [], 10, "21 steps lost, expected at most 20", id="more than two intervals"),
+        pytest.param(70, [90], 10, None, id="one more for a snapshot that was skipped"),
+        pytest.param(69, [90], 10, "31 steps lost, expected at most 30", id="more than that"),
+        pytest.param(39, [50, 60, 70, 80, 90], 10, "61 steps lost, expected at most 60", id="more than saves cost"),
+        pytest.param(40, [], 30, None, id="two intervals of saves"),
+        pytest.param(99, [], 0, "1 steps lost, expected at most 0", id="announced"),
+    ],
+)
+def test_a_start_loses_two_intervals_at_most(
+    restored: int, skipped: list[int], interval_steps: int, told: str | None
+) -> None:
+    lives = [trained("a-0", 0.0, 0, 100), trained("b-0", 200.0, restored, restored + 1)]
+    words = {"a-0": [account.Word(9.0, f"no snapshot of step {step}: it is late") for step in skipped]}
+    found = lost_too_many(lives, words, interval_steps)
+    assert [text.partition(";")[0] for text in found] == ([told] if told else [])
+
+
+def test_each_start_is_judged_alone() -> None:
+    """One may lose no more because another one lost less, or lacks snapshots."""
+    lives = [trained("a-0", 0.0, 0, 100), trained("b-0", 200.0, 85, 110), trained("c-0", 400.0, 95, 96)]
+    assert lost_too_many(lives, {}, 10) == [], "15 steps each"
+    later = [*lives[:2], trained("c-0", 400.0, 85, 86)]
+    words = {"a-0": [account.Word(9.0, "no snapshot of step 90: it is late")]}
+    assert len(lost_too_many(later, words, 10)) == 1
+
+
 def test_between_two_faults_nothing_starts_and_no_step_is_lost() -> None:
     new = life("new-0", created_s=20.0, restored=1, steps={2: 30.0})
     assert account.beside([OLD], 1, "fault 1", 0) == []
@@ -332,6 +463,8 @@ def test_between_two_faults_nothing_starts_and_no_step_is_lost() -> None:
         pytest.param("process-0-killed", None, (0, 0, 0), id="not announced, without a record"),
         pytest.param("drill", 0, (0, 0, 0), id="announced, and it goes on"),
         pytest.param("dns-away", 0, (0, 0, 0), id="not announced, and it goes on"),
+        pytest.param("kueue-preemption", 1, (1, 0, 0), id="announced by the queue"),
+        pytest.param("storage-503", 0, (0, 0, 0), id="of the store, and it goes on"),
     ],
 )
 def test_a_fault_leads_to_no_more_starts_than_it_has_notices(

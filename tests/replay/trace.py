@@ -11,9 +11,17 @@ from pathlib import Path
 
 #: Steps of training before the first fault, and between two, at most.
 SPACING = 30
-JOBSET, JOB = "JobSet", "Job"
-#: Faults of one training job, by what it is. A Job by itself pauses before it replaces a pod, longer each time.
-SIZES = ((JOBSET, 16), (JOB, 3))
+#: What trains (``workloads``). The others than ``JOB`` are JobSets: ``BUCKET`` has its checkpoints in an object store,
+#: ``KEPT`` hands its saves to a keeper, and ``QUEUED`` is in Kueue's queue.
+JOBSET, JOB, BUCKET = "JobSet", "Job", "JobSet with a bucket"
+KEPT, QUEUED = "JobSet with a keeper", "JobSet in a queue"
+_JOBSETS, _JOBS = (JOBSET, 16), (JOB, 3)
+#: Faults of one training job, by what it is. A Job by itself pauses before it replaces a pod, longer each time. All of
+#: them are two rounds of all kinds: if those with 4 faults came more often, they would have most faults of their kinds.
+SIZES = (
+    *(_JOBSETS, _JOBS, (BUCKET, 4), _JOBSETS, _JOBS, _JOBSETS, _JOBS, (QUEUED, 4)),
+    *(_JOBSETS, _JOBS, (KEPT, 4), _JOBSETS, _JOBS, _JOBSETS),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +32,7 @@ class Fault:
         seed: Of the trace.
         fault: Its number in the trace, from 1.
         job: The number of the training job that it comes to, from 1.
-        workload: What that is: JobSet or Job.
+        workload: Name of what that is (``workloads``).
         kind: Name of its kind.
         after_steps: It comes when the job has trained so many steps since the one before was over.
         process: The process that it is done to, or the one on whose node it is done.
@@ -50,7 +58,8 @@ def made(
 ) -> tuple[Fault, ...]:
     """Returns a trace of ``count`` faults, in their order.
 
-    The kinds come in rounds: each kind once in a round, in an order of its own. So a short trace has all kinds, too.
+    The kinds come in rounds: each kind once in a round, in an order of its own. So a short trace has all kinds of its
+    workloads, too.
 
     Args:
         seed: What it is made from.
@@ -94,7 +103,7 @@ def read(path: Path, kinds: Collection[str]) -> tuple[Fault, ...]:
     """Returns the trace of a file.
 
     Raises:
-        ValueError: A line is no fault, or of a kind that is not known.
+        ValueError: A line is no fault, or of a kind or a workload that is not known.
     """
     return tuple(_parsed(path, number, line, kinds) for number, line in enumerate(path.read_text().splitlines(), 1))
 
@@ -113,4 +122,6 @@ def _parsed(path: Path, number: int, line: str, kinds: Collection[str]) -> Fault
         raise ValueError(f"{path}, line {number}: expected a JSON object with {names}, found {line!r}") from error
     if fault.kind not in kinds:
         raise ValueError(f"{path}, line {number}: expected one of the kinds {', '.join(kinds)}, found {fault.kind}")
+    if fault.workload not in (known := sorted({workload for workload, _ in SIZES})):
+        raise ValueError(f"{path}, line {number}: expected one of {', '.join(known)}, found {fault.workload}")
     return fault
