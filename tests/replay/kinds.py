@@ -6,7 +6,6 @@ again. What a kind promises stands in its decorator. Starts no thread.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import dataclasses
 import datetime
@@ -17,6 +16,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 import psutil
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from kubernetes import client, config
 
 from demo import nodes
@@ -24,7 +27,16 @@ from demo.install import OPERATOR_NAMESPACE
 from demo.snapshot import Json, Pod
 from demo.training import TrainingRun
 from gracepoint.wire.messages import Phase
-from gracepoint_operator.trust.bundle import OVERLAP_S, Bundle, OwnCertificates, Pair, issue
+from gracepoint_operator.trust.bundle import (
+    AUTHORITY_LEFT_S,
+    Authority,
+    Bundle,
+    OwnCertificates,
+    Pair,
+    issue,
+    issuers,
+    read_certificates,
+)
 from tests.cluster import asking, machine, operator, queues
 from tests.metadata.servers import GceServer
 from tests.object_stores.faults import Fault, How, Rule
@@ -1218,14 +1230,41 @@ def _api_server_restored(scene: Scene) -> Iterator[None]:
 
 @_kind("authority-changed", announced=False, then=Then.GOES_ON, workloads=BOTH, own_cluster=True)
 def _authority_changed(scene: Scene) -> Iterator[None]:
-    """The operator's Secret is deleted, and applied again without data: it makes a new authority."""
+    """The operator's authority comes to its last year, and the operator adds another one."""
     _change_authority(scene)
     yield
 
 
 def _change_authority(scene: Scene) -> None:
-    """Deletes the Secret, applies it as the chart does, and waits until pods are told of the new authority."""
-    known = _trusted(scene)
+    """Adds the same authority with fewer days to the Secret, and waits until pods are told of the one that follows."""
+    now = time.time()
+    authorities = OwnCertificates.of(_certificates(scene)).authorities
+    state = OwnCertificates((*authorities, last_year_of(authorities[-1], now)), _leaf(scene))
+    known = {item.certificate.fingerprint for item in state.authorities}
+    _patch(scene, f"secret/{_CERTIFICATES}", state.data())
+    wait_until("the operator's new authority", lambda: bool(_trusted(scene) - known), timeout_s=_KEPT_S, every_s=1)
+
+
+def last_year_of(authority: Authority, now: float) -> Authority:
+    """Returns the authority as it would be if it had been made earlier: what it has signed can be checked with it."""
+    assert authority.key is not None
+    key = load_pem_private_key(authority.key.encode(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    old = x509.load_pem_x509_certificate(authority.certificate.pem.encode())
+    ends_at = datetime.datetime.fromtimestamp(now + AUTHORITY_LEFT_S - _WEEK_S, datetime.UTC)
+    builder = x509.CertificateBuilder(
+        old.issuer, old.subject, key.public_key(), x509.random_serial_number(), old.not_valid_before_utc, ends_at
+    )
+    for extension in old.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    pem = builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM).decode()
+    return Authority(read_certificates(pem)[0], authority.key)
+
+
+@_kind("certificates-lost", announced=False, then=Then.GOES_ON, workloads=BOTH, own_cluster=True)
+def _certificates_lost(scene: Scene) -> Iterator[None]:
+    """The operator's Secret is deleted, and applied again without data: the operator puts back what was in it."""
+    lost, trusted = _certificates(scene), _trusted(scene)
     secret = _object(scene, "secret", _CERTIFICATES)
     kept = {name: secret["metadata"].get(name) for name in ("name", "namespace", "labels", "annotations")}
     fresh = {"apiVersion": "v1", "kind": "Secret", "metadata": kept, "type": secret["type"]}
@@ -1246,7 +1285,14 @@ def _change_authority(scene: Scene) -> None:
             every_s=1,
             hint=lambda: " ".join(refusals),
         )
-    wait_until("the operator's new authority", lambda: bool(_trusted(scene) - known), timeout_s=_KEPT_S, every_s=1)
+    wait_until(
+        "the operator to put back its certificate",
+        lambda: _certificates(scene) == lost,
+        timeout_s=_KEPT_S,
+        every_s=1,
+    )
+    assert _trusted(scene) == trusted
+    yield
 
 
 @_kind(
@@ -1259,20 +1305,13 @@ def _change_authority(scene: Scene) -> None:
 )
 def _certificate_changed(scene: Scene) -> Iterator[None]:
     """The operator's certificate comes to its last week, is renewed, and all replicas serve the new one."""
-    data = {name: base64.b64decode(value).decode() for name, value in _certificates(scene).items()}
-    authority = OwnCertificates.of(_certificates(scene)).authorities[-1]
+    state = OwnCertificates.of(_certificates(scene))
+    signers = issuers(_leaf(scene).chain, (item.certificate for item in state.authorities))
+    authority = next(item for item in state.authorities if item.certificate in signers)
     assert authority.key is not None
-    # It may be new, after the kind authority-changed; a certificate of it would be held back for a day.
-    known = Bundle.of(_object(scene, "configmap", _TRUST).get("data", {}))
-    _patch(scene, f"configmap/{_TRUST}", known_for_long(known, time.time()).data())
     names = [f"gracepoint.{OPERATOR_NAMESPACE}.svc{domain}" for domain in ("", ".cluster.local")]
     leaf = issue(Pair(authority.certificate.pem, authority.key), names, time.time(), _WEEK_S)
-    data |= {"tls.crt": leaf.chain, "tls.key": leaf.key}
-    _patch(
-        scene,
-        f"secret/{_CERTIFICATES}",
-        {name: base64.b64encode(text.encode()).decode() for name, text in data.items()},
-    )
+    _patch(scene, f"secret/{_CERTIFICATES}", OwnCertificates(state.authorities, leaf).data())
     wanted: list[float] = []
     shown: list[float | None] = []
 
@@ -1296,12 +1335,6 @@ def _certificate_changed(scene: Scene) -> Iterator[None]:
     yield
 
 
-def known_for_long(bundle: Bundle, now: float) -> Bundle:
-    """Returns the bundle as if each authority had been known for so long that what it signs is served at once."""
-    long_ago = now - 2 * OVERLAP_S
-    return Bundle(tuple(dataclasses.replace(item, since=min(item.since, long_ago)) for item in bundle.items))
-
-
 def _patch(scene: Scene, name: str, data: Mapping[str, str]) -> None:
     scene.cluster.kubectl(
         *("patch", name, f"--namespace={OPERATOR_NAMESPACE}"),
@@ -1312,6 +1345,12 @@ def _patch(scene: Scene, name: str, data: Mapping[str, str]) -> None:
 def _certificates(scene: Scene) -> Json:
     found: Json = _object(scene, "secret", _CERTIFICATES).get("data", {})
     return found
+
+
+def _leaf(scene: Scene) -> Pair:
+    leaf = OwnCertificates.of(_certificates(scene)).leaf
+    assert leaf is not None
+    return leaf
 
 
 def _trusted(scene: Scene) -> set[str]:

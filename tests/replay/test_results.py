@@ -5,8 +5,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gracepoint_operator.trust.bundle import OVERLAP_S, Bundle, make_authority
+from gracepoint_operator.trust.bundle import OwnCertificates, issuers, renewed
 from tests.replay import account, report, results, trace
 from tests.replay.__main__ import main
 from tests.replay.account import Life
-from tests.replay.kinds import KINDS, known_for_long
+from tests.replay.kinds import KINDS, last_year_of
 from tests.replay.owners import Owner, Owners
 from tests.replay.results import End, Result
 from tests.testcluster.providers import CONTEXT_VARIABLE
@@ -527,13 +529,13 @@ def test_training_stands_still_from_the_stop_of_one_start_until_the_next_one_tra
     assert account.stood_s([OLD], 20.0, 30.0) == 0.0
 
 
-def test_what_an_authority_signs_is_served_at_once_when_it_counts_as_known_for_long() -> None:
-    now = 1_767_225_600.0
-    old, new = (make_authority("gracepoint", at, 90 * 86400.0).certificate for at in (now - 10 * OVERLAP_S, now))
-    fresh = Bundle().updated([old], now - 10 * OVERLAP_S, OVERLAP_S).updated([old, new], now, OVERLAP_S)
-    found = known_for_long(fresh, now)
-    since = fresh.joined(found).since([new])
-    assert since is not None
-    assert now - since > OVERLAP_S, "a replica takes the earlier time"
-    assert found.since([old]) == fresh.since([old])
-    assert found.pem == fresh.pem
+def test_an_authority_in_its_last_year_is_followed_and_what_it_has_signed_can_be_checked_with_it() -> None:
+    now = time.time()
+    made = renewed(OwnCertificates(), "gracepoint", ["gp"], now)
+    assert made.leaf is not None
+    older = last_year_of(made.authorities[0], now)
+    assert issuers(made.leaf.chain, [older.certificate]) == [older.certificate]
+    ssl.create_default_context(cadata=older.certificate.pem)
+    state = renewed(OwnCertificates((*made.authorities, older), made.leaf), "gracepoint", ["gp"], now)
+    assert (state.authorities[:2], len(state.authorities)) == ((*made.authorities, older), 3)
+    assert state.leaf == made.leaf

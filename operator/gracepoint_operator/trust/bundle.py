@@ -415,6 +415,22 @@ def adopted(leaf: Pair, bundle: str) -> OwnCertificates:
     return OwnCertificates(tuple(Authority(item, None) for item in read_certificates(bundle)), leaf)
 
 
+def continued(known: OwnCertificates, stored: OwnCertificates) -> OwnCertificates:
+    """Returns what the Secret holds. If it has lost what was known: all of that, and what it holds besides.
+
+    A step of ``renewed`` leaves at least one authority, so a Secret that has none of them was deleted or emptied. Pods
+    trust these authorities, and some of them would never learn of another one.
+
+    Args:
+        known: What the Secret held when this replica last read it.
+        stored: What it holds.
+    """
+    stored_fingerprints = {item.certificate.fingerprint for item in stored.authorities}
+    if known.leaf is None or any(item.certificate.fingerprint in stored_fingerprints for item in known.authorities):
+        return stored
+    return OwnCertificates((*known.authorities, *stored.authorities), known.leaf)
+
+
 def renewed(
     state: OwnCertificates, name: str, host_names: Sequence[str], now: float, overlap_s: float = OVERLAP_S
 ) -> OwnCertificates:
@@ -424,7 +440,8 @@ def renewed(
     version succeeds. A renewal takes three steps, each at least ``overlap_s`` after the one before:
 
     1. A new authority is added. Everybody trusts it and the old one from then on. The certificate stays.
-    2. The certificate is signed by the new authority.
+    2. The certificate is signed by the new authority, once the old one would end before a certificate that it signs.
+       Until then it goes on: pods that are created while no replica answers know only what their JobSet began with.
     3. The old authority is removed.
 
     A certificate that was made in another way has an authority whose key is not known. It is followed in the same
@@ -452,7 +469,8 @@ def renewed(
     else:
         signer = next(item for item in authorities if item.certificate == signers[-1])
         wait_s = OVERLAP_AFTER_OTHERS_S if signer.key is None else overlap_s
-        may_sign = now - newest.certificate.made_at >= wait_s
+        is_over = signer.key is None or signer.certificate.ends_at - now < LEAF_LIFE_S
+        may_sign = is_over and now - newest.certificate.made_at >= wait_s
         expires_soon = leaf.certificate.ends_at - now < LEAF_LEFT_S
         if signer is not newest and (may_sign or (expires_soon and signer.key is None)):
             leaf = _issued(newest, host_names, now)

@@ -44,6 +44,7 @@ from gracepoint_operator.trust.bundle import (
     Pair,
     adopted,
     capability_keys_text,
+    continued,
     issuers,
     read_capability_keys,
     read_certificates,
@@ -430,8 +431,14 @@ class TrustKeeper:
     async def _own_certificate(self) -> None:
         places, certificates = self._places, self._certificates
         body = await self._api.get(objects.SECRETS, places.namespace, places.secret)
-        stored_state = OwnCertificates.of(body.get("data") or {})
-        state = stored_state
+        try:
+            stored_state = OwnCertificates.of(body.get("data") or {})
+        except NotPem as error:
+            if self._own_state.leaf is None:
+                raise
+            logger.error("own certificate cannot be read, and is written again", extra=about(error=str(error)))
+            stored_state = OwnCertificates()
+        state = continued(self._own_state, stored_state)
         if state.leaf is None and certificates.served is not None:
             # The certificate is from a release whose chart made it.
             state = adopted(certificates.served, certificates.ca)

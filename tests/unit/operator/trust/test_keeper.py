@@ -132,6 +132,64 @@ async def test_a_failure_is_counted_and_the_rest_is_kept(api: MemoryApi, tmp_pat
     assert len(told(api)) == 1
 
 
+def encoded(**text: str) -> dict[str, str]:
+    return {name.replace("_", "."): base64.b64encode(value.encode()).decode() for name, value in text.items()}
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param(None, id="without data"),
+        pytest.param(encoded(ca_crt="", ca_key="", tls_crt="", tls_key=""), id="emptied"),
+        pytest.param(encoded(ca_crt="x"), id="unreadable"),
+    ],
+)
+async def test_a_secret_that_was_lost_gets_the_same_certificate_again(
+    api: MemoryApi, tmp_path: Path, found: dict[str, str] | None
+) -> None:
+    """So that pods which are created before any replica answers again can trust what their JobSet began with."""
+    replica, fresh = (Replica(api, tmp_path, Clock(NOW)) for _ in range(2))
+    assert await replica.keeper.once()
+    kept, trusted = api.of(objects.SECRETS)[0]["data"], told(api)
+    change_secret(api, found)
+    assert await replica.keeper.once()
+    assert api.of(objects.SECRETS)[0]["data"] == kept
+    assert await fresh.keeper.once()
+    assert fresh.certificates.served == replica.certificates.served
+    assert told(api) == trusted
+
+
+async def test_a_secret_that_another_replica_filled_anew_gets_the_known_authority_back(
+    api: MemoryApi, tmp_path: Path
+) -> None:
+    clock = Clock(NOW)
+    replica, fresh = (Replica(api, tmp_path, clock) for _ in range(2))
+    assert await replica.keeper.once()
+    served, (trusted,) = replica.certificates.served, told(api)
+    change_secret(api, None)
+    assert await fresh.keeper.once()  # it knows of nothing, and makes another one
+    for keeper in (replica.keeper, fresh.keeper, replica.keeper):
+        assert await keeper.once()
+    assert replica.certificates.served == served
+    (both,) = told(api)
+    assert set(bundle.read_certificates(trusted)) < set(bundle.read_certificates(both))
+    clock.move(DAY_S)  # until then, pods that know the new one alone can reach the replica that made it
+    assert await fresh.keeper.once()
+    assert fresh.certificates.served == served
+
+
+async def test_a_replica_that_knows_nothing_leaves_a_secret_that_it_cannot_read(api: MemoryApi, tmp_path: Path) -> None:
+    replica = Replica(api, tmp_path, Clock(NOW))
+    change_secret(api, encoded(ca_crt="x"))
+    assert not await replica.keeper.once()
+    assert api.of(objects.SECRETS)[0]["data"] == encoded(ca_crt="x")
+
+
+def change_secret(api: MemoryApi, data: dict[str, str] | None) -> None:
+    body = api.objects.pop(objects.SECRETS.path("gp-system", "gp-certificates"))
+    api.add(objects.SECRETS, {"metadata": body["metadata"], **({} if data is None else {"data": data})})
+
+
 async def test_a_foreign_certificate_changes_no_secret(api: MemoryApi, tmp_path: Path) -> None:
     made = bundle.make_authority("mine", NOW - DAY_S, 3650 * DAY_S)
     leaf = bundle.issue(made, ["gp.gp-system.svc"], NOW - DAY_S, 3650 * DAY_S)

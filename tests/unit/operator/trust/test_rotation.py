@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -87,18 +88,74 @@ def test_a_new_authority_is_trusted_before_its_certificate_is_served() -> None:
     assert len(state.authorities) == 1, "the old authority is dropped"
 
 
-def test_the_steps_of_a_rotation_are_an_overlap_apart() -> None:
-    state, at = step(OwnCertificates(), NOW), NOW
-    while len(state.authorities) == 1:
-        at += 7 * DAY_S
+def until(state: OwnCertificates, at: float, done: Callable[[OwnCertificates], bool]) -> tuple[OwnCertificates, float]:
+    """Looks twice a day until the state is as asked. Returns it, and when that was."""
+    while not done(state):
+        at += DAY_S / 2
+        assert at < NOW + 4 * 365 * DAY_S
         state = step(state, at)
-    assert at - NOW == pytest.approx(2 * 365 * DAY_S, abs=8 * DAY_S)
+    return state, at
+
+
+def test_the_old_authority_signs_until_its_last_ninety_days_and_goes_an_overlap_later() -> None:
+    made = step(OwnCertificates(), NOW)
+    state, added_at = until(made, NOW, lambda state: len(state.authorities) == 2)
+    assert added_at - NOW == pytest.approx(2 * 365 * DAY_S, abs=DAY_S)
+    assert signers(state) == [0]
+    state, changed_at = until(state, added_at, lambda state: signers(state) == [1])
+    assert changed_at - NOW == pytest.approx((3 * 365 - 90) * DAY_S, abs=DAY_S)
+    assert len(state.authorities) == 2
+    assert len(step(state, changed_at + DAY_S / 2).authorities) == 2
+    assert len(step(state, changed_at + DAY_S).authorities) == 1
+
+
+def test_a_pod_that_knows_what_its_jobset_began_with_can_check_what_is_served_for_nine_months() -> None:
+    """Pods that are created while no replica answers know no more than that."""
+    state, at = step(OwnCertificates(), NOW), NOW
+    began = {at: frozenset(item.certificate.fingerprint for item in state.authorities)}
+    for _ in range(3 * 365):
+        at += DAY_S
+        state = step(state, at)
+        began[at] = frozenset(item.certificate.fingerprint for item in state.authorities)
+        assert state.leaf is not None
+        signer = bundle.issuers(state.leaf.chain, (item.certificate for item in state.authorities))
+        served = {item.fingerprint for item in signer}
+        assert all(known & served for when, known in began.items() if at - when < 270 * DAY_S)
+
+
+def test_an_authority_that_was_added_late_signs_an_overlap_later() -> None:
+    """The operator was off while the old one came to its last 90 days."""
+    made = step(OwnCertificates(), NOW)
+    back_at = NOW + (3 * 365 - 60) * DAY_S
+    live = OwnCertificates(made.authorities, bundle.issue(pair(made), [HOST], back_at - DAY_S, 60 * DAY_S))
+    state = step(live, back_at)
     assert (len(state.authorities), signers(state)) == (2, [0])
-    assert signers(step(state, at + DAY_S / 2)) == [0]
-    state = step(state, at + DAY_S)
-    assert (len(state.authorities), signers(state)) == (2, [1])
-    assert len(step(state, at + 1.5 * DAY_S).authorities) == 2
-    assert len(step(state, at + 2 * DAY_S).authorities) == 1
+    assert signers(step(state, back_at + DAY_S / 2)) == [0]
+    assert signers(step(state, back_at + DAY_S)) == [1]
+
+
+def pair(state: OwnCertificates) -> Pair:
+    (authority,) = state.authorities
+    assert authority.key is not None
+    return Pair(authority.certificate.pem, authority.key)
+
+
+def test_a_secret_that_lost_everything_gets_back_what_was_known_and_keeps_what_it_has_besides() -> None:
+    known, other = step(OwnCertificates(), NOW), step(OwnCertificates(), NOW + 1)
+    assert bundle.continued(known, OwnCertificates()) == known
+    both = bundle.continued(known, other)
+    assert both == OwnCertificates((*known.authorities, *other.authorities), known.leaf)
+    assert step(both, NOW + DAY_S) == both
+    assert OwnCertificates.of(both.data()) == both
+
+
+def test_a_secret_that_went_on_is_taken_as_it_is() -> None:
+    made = step(OwnCertificates(), NOW)
+    two, at = until(made, NOW, lambda state: len(state.authorities) == 2)
+    last, _ = until(two, at, lambda state: len(state.authorities) == 1)
+    assert bundle.continued(made, two) == two
+    assert bundle.continued(two, last) == last
+    assert bundle.continued(OwnCertificates(), made) == made
 
 
 def test_an_operator_that_was_off_for_years_makes_everything_again() -> None:
