@@ -441,7 +441,7 @@ def renewed(
 
     1. A new authority is added. Everybody trusts it and the old one from then on. The certificate stays.
     2. The certificate is signed by the new authority, once the old one would end before a certificate that it signs.
-       Until then it goes on: pods that are created while no replica answers know only what their JobSet began with.
+       Until then it goes on: pods that are created while no replica answers know only what their workload began with.
     3. The old authority is removed.
 
     A certificate that was made in another way has an authority whose key is not known. It is followed in the same
