@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from tests.ports import held_ports
-from tests.replay import alerts, report
+from tests.replay import alerts
 from tests.replay.alerts import LATE, LOST, UNDELIVERED, Alerts, Cause, Firing
 from tests.replay.kinds import KINDS
-from tests.replay.results import Result
 from tests.testcluster import parts
 from tests.waiting import until
 
@@ -115,32 +114,6 @@ def test_kinds_name_alerts_of_the_chart() -> None:
     assert KINDS["storage-full"].alerts == {"GracepointSavesFail"}
     assert KINDS["node-off"].alerts == {LOST, LATE, UNDELIVERED}, "its record may end anyhow, and come late"
     assert KINDS["operator-killed-in-notice"].alerts == {UNDELIVERED}
-
-
-def replayed(fault: int, why_not: str) -> Result:
-    return Result(
-        seed=7,
-        fault=fault,
-        kind="drain",
-        announced=True,
-        workload="JobSet",
-        recovered=True,
-        steps_lost=0,
-        until_training_s=6.25,
-        counted_restarts=0,
-        at="2026-01-02T03:04:05+00:00",
-        alerts=why_not,
-    )
-
-
-def test_the_report_says_after_which_faults_alerts_were_not_judged() -> None:
-    def told(*reasons: str) -> str:
-        return report.rendered([replayed(fault, why) for fault, why in enumerate(reasons, 1)], [])
-
-    assert "Alerts were not judged after 2 faults: prometheus is not built." in told(
-        "", *["prometheus is not built"] * 2
-    )
-    assert "Alerts were not judged" not in told("", "")
 
 
 def pod(name: str, phase: str = "Running", *, port: int = 8080, part_of: str = "gracepoint", **status: str) -> Any:

@@ -234,6 +234,17 @@ def test_the_report_has_the_accounts_of_all_jobsets(workload: str, shown: bool) 
     assert f"the {workload} of the faults 1 to 1 of seed 7: a file" in found
 
 
+def test_the_report_says_after_which_faults_alerts_were_not_judged() -> None:
+    def told(*reasons: str) -> str:
+        faults = [dataclasses.replace(ONE, fault=fault, alerts=why) for fault, why in enumerate(reasons, 1)]
+        return report.rendered(faults, [])
+
+    assert "Alerts were not judged after 2 faults: prometheus is not built." in told(
+        "", *["prometheus is not built"] * 2
+    )
+    assert "Alerts were not judged" not in told("", "")
+
+
 def test_the_report_tells_what_was_cut_what_was_done_again_and_of_which_commits_it_is() -> None:
     end = End(seed=7, workload="Job", faults=(1,), steps=900, account=(), broken=(), at=ONE.at)
     other = dataclasses.replace(ONE, fault=2, commit="0123")

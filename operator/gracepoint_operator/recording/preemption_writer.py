@@ -83,9 +83,8 @@ class _PodTimes:
 #: How long an entry stays as it is, in seconds for each pod in it. Of 500, it is a second: no record is written more
 #: often than that.
 _ENTRY_S = 0.002
-#: When the receipt of the last pod is due after a signal: seconds, and more for each pod
-#: (``gracepoint.receivers.operator.receipt_after_s``).
-_RECEIPTS_WITHIN_S, _RECEIPT_S = 1.0, 0.006
+#: When the receipt of the last pod is due after a signal: seconds, and more for each pod.
+_RECEIPTS_WITHIN_S, _RECEIPT_S = 1.0, names.TELLING_ONE_S + names.BETWEEN_RECEIPTS_S
 
 
 @dataclasses.dataclass

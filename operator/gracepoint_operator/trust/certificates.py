@@ -325,7 +325,7 @@ class TrustKeeper:
     seconds it looks whether somebody else has changed the webhooks: without their authorities, the API server refuses
     labelled workloads. Both replicas do so. Each write names the version that was read, so one of two competing writes
     fails, and its replica reads again. While the API server fails, what this replica knows stays in force, and the task
-    tries again.
+    tries again. If the operator's Secret has lost what was in it, this replica puts back what it knows (``continued``).
 
     The chart sets no ``caBundle``: during an overlap the API server must trust the certificates of both authorities,
     and what the chart would set is only one of them. Where the chart or cert-manager does set it, ``TrustPlaces`` names

@@ -460,9 +460,8 @@ class Sender:
         self._waiting: collections.deque[_Item] = collections.deque()
         self._busy = False
         self._flushing = 0  # callers of flush() that wait
-        self._said: set[tuple[str, str]] = (
-            set()
-        )  # messages and errors that were logged in this outage; the thread's own
+        # Messages and errors that were logged in this outage; the thread's own.
+        self._said: set[tuple[str, str]] = set()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="gracepoint-sender", daemon=True)
         self._thread.start()

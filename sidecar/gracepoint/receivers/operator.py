@@ -19,14 +19,11 @@ from gracepoint.settings import Settings
 from gracepoint.version import __version__
 from gracepoint.wire.frames import SnapshotPlacement, trust_digest
 from gracepoint.wire.messages import Spent, Subscription
-from gracepoint.wire.names import Env
+from gracepoint.wire.names import BETWEEN_RECEIPTS_S, TELLING_ONE_S, Env
 
 logger = logging.getLogger(__name__)
 
 _ACKNOWLEDGE_WITHIN_S = 30.0
-#: See ``receipt_after_s``.
-_TELLING_ONE_S = 0.001
-_BETWEEN_RECEIPTS_S = 0.005
 
 
 #: Takes a placement of snapshots, and the PEM certificates of the authorities to trust.
@@ -164,7 +161,7 @@ def receipt_after_s(gang: ProcessGroup) -> float:
     have been notified, and one after another: each may cost the operator a new connection, and so some milliseconds, in
     which it could notify ten more processes.
     """
-    return gang.process_count * _TELLING_ONE_S + gang.process_index * _BETWEEN_RECEIPTS_S
+    return gang.process_count * TELLING_ONE_S + gang.process_index * BETWEEN_RECEIPTS_S
 
 
 class ReceiverSet:

@@ -163,6 +163,11 @@ SAVE_AUTO = "auto"
 #: Seconds between two periodic saves with SAVE_AUTO while nothing is known, if no other number is set.
 DEFAULT_AUTO_S = 600.0
 
+#: A process sends its receipt of a notice after so many seconds for each process of its gang, and so many for each one
+#: before it: all are told at the same time, and receipts come one after another.
+TELLING_ONE_S = 0.001
+BETWEEN_RECEIPTS_S = 0.005
+
 #: Clouds whose metadata server the library can watch from within the pod.
 METADATA_CLOUDS = ("gce", "aws", "azure")
 #: Instead of names of clouds: the library finds out in which cloud it runs.

@@ -571,7 +571,7 @@ def test_receipts_come_after_the_whole_gang_was_notified_and_one_after_another()
 def test_a_receipt_that_was_held_back_is_tried_again_after_it_was_due(
     server: OperatorServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operator_receiver, "_BETWEEN_RECEIPTS_S", 100.0)  # as if it were the last of a very large gang
+    monkeypatch.setattr(operator_receiver, "BETWEEN_RECEIPTS_S", 100.0)  # as if it were the last of a very large gang
     passed_s: list[float] = [0.0]
     settings = Settings.from_environment(server.environment(1, 2, tmp_path))
     operator, heard = Operator(settings, lambda: time.monotonic() + passed_s[-1]), Heard()
