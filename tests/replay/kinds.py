@@ -1105,9 +1105,9 @@ def _pod_killed(scene: Scene) -> Iterator[None]:
 
 
 def _killed(scene: Scene, *processes: int) -> Iterator[None]:
-    for pod in scene.pods:
-        if pod.process in processes:
-            machine.trainer_process(scene.run, pod.name).kill()
+    found = [machine.trainer_process(scene.run, pod.name) for pod in scene.pods if pod.process in processes]
+    for process in found:  # all are known before the first one goes, as the others end once they miss it
+        process.kill()
     yield
 
 

@@ -30,6 +30,7 @@ from gracepoint.checkpoint.steps.retention import OVERTAKEN_KEPT_S
 from gracepoint.checkpoint.storage.locations import storage_path
 from gracepoint.checkpoint.storage.objects.http import close_idle_connections
 from gracepoint.errors import SaveFailed
+from tests.cluster import machine
 from tests.object_stores.fault_proxy import FaultProxy
 from tests.object_stores.faults import Fault, How, Rule
 from tests.object_stores.servers import why_not
@@ -267,3 +268,27 @@ def test_a_workload_saves_as_often_as_its_policy_says() -> None:
         memory = spec["checkpoint"].get("memory")
         steps = memory["everySteps"] if isinstance(memory, dict) else spec["checkpoint"]["everySteps"]
         assert workload.interval_steps == steps, workload.name
+
+
+def test_processes_that_are_killed_at_once_are_found_before_one_of_them_is_gone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, killed = {"a", "b"}, []
+
+    class Process:
+        def __init__(self, pod: str) -> None:
+            self.pod = pod
+
+        def kill(self) -> None:
+            killed.append(self.pod)
+            there.clear()  # the others end once they miss it
+
+    def trainer_process(run: TrainingRun, pod: str) -> Process:
+        assert pod in there, f"{pod} has ended by itself"
+        return Process(pod)
+
+    monkeypatch.setattr(machine, "trainer_process", trainer_process)
+    one = scene(SavingRun(folder, ""), cast(FaultProxy, None))
+    two = dataclasses.replace(one.pod, name="b", process=1)
+    with KINDS["all-processes-killed"].happens(dataclasses.replace(one, pods=(one.pod, two))):
+        assert killed == ["a", "b"]
