@@ -300,8 +300,8 @@ def run_kopf(
     watched: Collection[Kind],
     namespaces: Collection[str],
     backoffs: Iterable[float],
-) -> str:
-    """Runs kopf until it ends, or until ``ends`` is set. Returns why it ended.
+) -> str | None:
+    """Runs kopf until it ends, or until ``ends`` is set. Returns the error that ended it. None: it was asked to end.
 
     Args:
         registry: The handlers. Handlers for login and cleanup are added.
@@ -367,8 +367,8 @@ def _session(
 
 def _run_on_a_loop(
     watching: Coroutine[Any, Any, None], kopf_ends: asyncio.Event, sessions: list[aiohttp.ClientSession]
-) -> str:
-    """Runs kopf on a new loop. Returns why it ended.
+) -> str | None:
+    """Runs kopf on a new loop. Returns the error that ended it. None: it was asked to end.
 
     kopf begins to end when ``kopf_ends`` is set. If one of its watches has failed, kopf may then wait forever for the
     others: they ignore the first cancellation and wait for credentials that nobody fetches any more. So tasks that have
@@ -377,7 +377,7 @@ def _run_on_a_loop(
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(_log_error)
 
-    async def run() -> str:
+    async def run() -> str | None:
         task = asyncio.create_task(watching)
         begins_to_end = asyncio.create_task(kopf_ends.wait())
         await asyncio.wait({task, begins_to_end}, return_when=asyncio.FIRST_COMPLETED)
@@ -397,7 +397,7 @@ def _run_on_a_loop(
         if not task.done():
             return "kopf did not end in time"
         if task.cancelled() or task.exception() is None:
-            return "asked to start again"
+            return None
         return repr(task.exception())  # an error that kopf does not retry
 
     try:
@@ -467,7 +467,7 @@ class Watches:
     Args:
         controller: Gets every object.
         api: Its credentials are used.
-        metrics: Counts how often kopf was run again.
+        metrics: Counts how often kopf was run again after an error.
         replica: This replica's name. By default kopf would use the user's name, which a container may not have.
         backoffs: The pauses in seconds between the attempts of one request.
     """
@@ -520,7 +520,7 @@ class _WatchThread(threading.Thread):
     Args:
         controller: Gets every object.
         api: Its credentials are used.
-        metrics: Counts how often kopf was run again.
+        metrics: Counts how often kopf was run again after an error.
         name: Which kinds these are, for the thread's name.
         watched: The kinds.
         replica: This replica's name.
@@ -567,10 +567,11 @@ class _WatchThread(threading.Thread):
             if self._stopped.is_set():
                 break
             pause_s = pauses.next_s()
-            self._metrics.watch_restarts.labels(thread=self.name).inc()
-            logger.error(
-                "watches ended, and start again", extra=about(thread=self.name, error=error, in_s=round(pause_s, 1))
-            )
+            if error is not None:
+                self._metrics.watch_restarts.labels(thread=self.name).inc()
+                logger.error(
+                    "watches ended, and start again", extra=about(thread=self.name, error=error, in_s=round(pause_s, 1))
+                )
             self._controller.watches.asked(self.name)
             self._stopped.wait(pause_s)
         self._controller.watches.ended(self.name)
@@ -581,8 +582,8 @@ class _WatchThread(threading.Thread):
         of_subsets = {place for kind in self._watched if kind.subset for place in watches.places(kind)} - {""}
         return of_subsets or watches.namespaces
 
-    def _run_once(self, ends: threading.Event) -> str:
-        """Returns why it ended."""
+    def _run_once(self, ends: threading.Event) -> str | None:
+        """Returns the error that ended it. None: it was asked to end."""
         registry = kopf.OperatorRegistry()
         watch_all(registry, self._controller, self._watched)
         return run_kopf(

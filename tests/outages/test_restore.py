@@ -45,3 +45,12 @@ def test_replica_follows_an_api_server_restored_to_an_older_state(own: ApiServer
         running.until(lambda: running.core.cache.objects.disrupted_nodes == {"seen"}, "the taint of after the restore")
         own.create(node("new"))
         running.knows_nodes("new", "old", "seen")
+        # Beginning anew is what it is to do then: nothing of it counts as an error, or is logged as one.
+        restarts = [
+            sample
+            for family in running.metrics.registry.collect()
+            for sample in family.samples
+            if sample.name == "gracepoint_watch_restarts_total"
+        ]
+        assert restarts, "expected a count of each thread that watches"
+        assert {sample.labels["thread"]: sample.value for sample in restarts if sample.value} == {}
