@@ -300,8 +300,8 @@ def run_kopf(
     watched: Collection[Kind],
     namespaces: Collection[str],
     backoffs: Iterable[float],
-) -> str | None:
-    """Runs kopf until it ends, or until ``ends`` is set. Returns the error that ended it. None: it was asked to end.
+) -> str:
+    """Runs kopf until it ends, or until ``ends`` is set. Returns why it ended.
 
     Args:
         registry: The handlers. Handlers for login and cleanup are added.
@@ -367,8 +367,8 @@ def _session(
 
 def _run_on_a_loop(
     watching: Coroutine[Any, Any, None], kopf_ends: asyncio.Event, sessions: list[aiohttp.ClientSession]
-) -> str | None:
-    """Runs kopf on a new loop. Returns the error that ended it. None: it was asked to end.
+) -> str:
+    """Runs kopf on a new loop. Returns why it ended.
 
     kopf begins to end when ``kopf_ends`` is set. If one of its watches has failed, kopf may then wait forever for the
     others: they ignore the first cancellation and wait for credentials that nobody fetches any more. So tasks that have
@@ -377,7 +377,7 @@ def _run_on_a_loop(
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(_log_error)
 
-    async def run() -> str | None:
+    async def run() -> str:
         task = asyncio.create_task(watching)
         begins_to_end = asyncio.create_task(kopf_ends.wait())
         await asyncio.wait({task, begins_to_end}, return_when=asyncio.FIRST_COMPLETED)
@@ -397,7 +397,7 @@ def _run_on_a_loop(
         if not task.done():
             return "kopf did not end in time"
         if task.cancelled() or task.exception() is None:
-            return None
+            return "no error"
         return repr(task.exception())  # an error that kopf does not retry
 
     try:
@@ -467,7 +467,7 @@ class Watches:
     Args:
         controller: Gets every object.
         api: Its credentials are used.
-        metrics: Counts how often kopf was run again after an error.
+        metrics: Counts how often kopf was run again without having been asked to.
         replica: This replica's name. By default kopf would use the user's name, which a container may not have.
         backoffs: The pauses in seconds between the attempts of one request.
     """
@@ -520,7 +520,7 @@ class _WatchThread(threading.Thread):
     Args:
         controller: Gets every object.
         api: Its credentials are used.
-        metrics: Counts how often kopf was run again after an error.
+        metrics: Counts how often kopf was run again without having been asked to.
         name: Which kinds these are, for the thread's name.
         watched: The kinds.
         replica: This replica's name.
@@ -548,13 +548,15 @@ class _WatchThread(threading.Thread):
         self._backoffs = backoffs
         self._stopped = threading.Event()
         self._run_ends = threading.Event()  # ends the current run of kopf; each run has its own
+        self._asked: threading.Event | None = None  # that of the run which was asked to start again
 
     def stop(self) -> None:
         self._stopped.set()
         self._run_ends.set()
 
     def start_again(self) -> None:
-        self._run_ends.set()
+        self._asked = self._run_ends
+        self._asked.set()
 
     def run(self) -> None:
         self._controller.watches.asked(self.name)
@@ -567,7 +569,7 @@ class _WatchThread(threading.Thread):
             if self._stopped.is_set():
                 break
             pause_s = pauses.next_s()
-            if error is not None:
+            if self._asked is not self._run_ends:
                 self._metrics.watch_restarts.labels(thread=self.name).inc()
                 logger.error(
                     "watches ended, and start again", extra=about(thread=self.name, error=error, in_s=round(pause_s, 1))
@@ -582,8 +584,8 @@ class _WatchThread(threading.Thread):
         of_subsets = {place for kind in self._watched if kind.subset for place in watches.places(kind)} - {""}
         return of_subsets or watches.namespaces
 
-    def _run_once(self, ends: threading.Event) -> str | None:
-        """Returns the error that ended it. None: it was asked to end."""
+    def _run_once(self, ends: threading.Event) -> str:
+        """Returns why it ended."""
         registry = kopf.OperatorRegistry()
         watch_all(registry, self._controller, self._watched)
         return run_kopf(
