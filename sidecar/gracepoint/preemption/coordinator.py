@@ -129,7 +129,8 @@ class Coordinator:
 
         # What reports and ends the process.
         session = secrets.token_hex(8)
-        self.reporter = Reporter(self._receivers.sender, settings, session, gang, mailbox, time_spent)
+        sender, stalled_s = self._receivers.sender, self.forecaster.stalled_s
+        self.reporter = Reporter(sender, settings, session, gang, mailbox, time_spent, stalled_s)
         self._exit = ProcessExit(store, meeting.me.service_id, count, clock=clock)
         self._exit.start()
         shared = Shared(gang, settings, clock, mailbox, self._budget, self.reporter, self._exit)

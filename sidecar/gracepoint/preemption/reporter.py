@@ -81,10 +81,12 @@ class Reporter:
         gang: The processes that train together. Process 0 is the primary process.
         mailbox: Says how long a report is worth sending.
         time_spent: What the time of this process goes into. It is part of all messages except stalls.
+        stalled_s: Returns the seconds since the newest step was passed if training stalls. None: it does not.
 
     Attributes:
         session: As given.
         time_spent: As given.
+        stalled_s: As given.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Reporter:
         gang: ProcessGroup,
         mailbox: Mailbox,
         time_spent: TimeSpent,
+        stalled_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._sender = sender
         self._is_primary = gang.process_index == 0
@@ -104,6 +107,7 @@ class Reporter:
         self._gang = gang
         self._mailbox = mailbox
         self.time_spent = time_spent
+        self.stalled_s = stalled_s
         self._saved_for: SavedFor | None = None  # for which preemption the restored step was saved
         self._snapshots_at_s = -math.inf  # when the last report on snapshots was sent, or is going to be
 
@@ -509,6 +513,7 @@ class EpochProgress:
         self._phase: Phase | None = None
         self._ending = threading.Lock()
         self._ended = False  # the outcome is known
+        self._saves = False  # a save of this library has stopped the training
         self._is_over = False  # the end was reported; until then, an outcome that is known has phases to report
 
     def report(self, phase: Phase, **changes: Any) -> None:
@@ -537,15 +542,20 @@ class EpochProgress:
                 self._substitute.report(self.number, report_alone)
 
     def _account(self, phase: Phase) -> None:
-        """Notes when the save stops the training, and when it is over. A failure may be reported by any thread."""
+        """Notes when the save stops the training, and when it is over. A failure may be reported by any thread.
+
+        If no save stopped it, such as when another process was lost before, it may have ended long before the epoch.
+        """
         time_spent, step = self._reporter.time_spent, self.progress.step
         promotes = self.plan is not None and self.plan.choice is Choice.PROMOTE
         if phase is Phase.DRAINED or (phase is Phase.AGREED and promotes):
+            self._saves = True
             time_spent.stops(step)
         elif phase.ended and self.drill:
             time_spent.goes_on()
         elif phase.ended:
-            time_spent.left()
+            by_the_loop = phase is Phase.COMMITTED and not self._saves
+            time_spent.left(None if self._saves or by_the_loop else self._reporter.stalled_s())
 
     def note(self) -> str:
         """Returns what is saved with the step, so that the next start can say for which preemption it was saved."""

@@ -119,11 +119,20 @@ class TimeSpent:
         if passed_s is not None and (self._saved_s is None or passed_s > self._saved_s):
             self._saved_s = passed_s
 
-    def left(self) -> None:
-        """Notes that training has ended for a preemption."""
-        self.goes_on()
+    def left(self, stalled_s: float | None = None) -> None:
+        """Notes that training has ended for a preemption.
+
+        Args:
+            stalled_s: Seconds since the newest step was passed, if training has stalled since then: it ended there.
+                None if it went on until now, or until its emergency save.
+        """
+        now_s, stopped_s = self._clock(), self._stopped_s
+        ended_s = now_s if stalled_s is None else max(self._trained_s or self._began_s, now_s - stalled_s)
+        self._stopped_s = None
+        if stopped_s is not None:
+            self._saving_s += max(0.0, ended_s - stopped_s)
         if self._left_s is None:
-            self._left_s = self._clock()
+            self._left_s = ended_s
 
     def spent(self) -> Spent:
         """Returns what is reported to the operator."""

@@ -137,3 +137,36 @@ def test_nothing_is_reported_after_the_end_whatever_other_threads_still_have_to_
     phases = [report.phase for report in sent.messages]
     assert phases == [Phase.DRAINED, Phase.WRITTEN, Phase.COMMITTED]
     assert (sent.messages[-1].step, sent.messages[-1].bytes) == (2, 9)
+
+
+@pytest.mark.parametrize(
+    ("phases", "left_s"),
+    [
+        ([Phase.FROZEN, Phase.FAILED], 40.0),
+        ([Phase.FROZEN, Phase.AGREED, Phase.FAILED], 40.0),
+        ([Phase.FROZEN, Phase.PROMOTED], 40.0),
+        ([Phase.FROZEN, Phase.AGREED, Phase.DRAINED, Phase.FAILED], 90.0),
+        ([Phase.FROZEN, Phase.AGREED, Phase.DRAINED, Phase.WRITTEN, Phase.COMMITTED], 90.0),
+        ([Phase.FROZEN, Phase.AGREED, Phase.WRITTEN, Phase.DURABLE, Phase.COMMITTED], 90.0),
+    ],
+    ids=[
+        "its peers never came",
+        "its peers never came to the agreed step",
+        "its peers never came, and an older step is committed",
+        "a save that failed",
+        "a save",
+        "a save by the training loop",
+    ],
+)
+def test_training_ended_with_its_newest_step_unless_a_save_followed(phases: list[Phase], left_s: float) -> None:
+    """The newest step was passed after 40 s, and the end is reported after 90 s."""
+    clock_s, mailbox = [0.0], Mailbox(lambda: 0.0)
+    time_spent = TimeSpent(lambda: clock_s[0])
+    clock_s[0] = 30.0
+    time_spent.trains(1)
+    clock_s[0] = 90.0
+    reporter = Reporter(None, Settings(), "session", SingleProcess(), mailbox, time_spent, lambda: 50.0)
+    epoch = EpochProgress(5, False, Stages(0.0, lambda: 0.0), mailbox, reporter)
+    for phase in phases:
+        epoch.report(phase)
+    assert time_spent.spent().left_s == left_s

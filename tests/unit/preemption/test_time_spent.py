@@ -88,6 +88,24 @@ def test_training_ends_with_the_emergency_save(training: TimeSpent, clock: Clock
     assert (training.spent().left_s, training.spent().saving_s) == (32.0, 2.0)
 
 
+def test_training_that_stalled_before_a_preemption_ended_with_its_newest_step(
+    training: TimeSpent, clock: Clock
+) -> None:
+    clock.at_s += 4.0
+    training.stops(8)  # a periodic save, at which it waits for a process that was lost
+    clock.at_s += 100.0
+    training.left(stalled_s=101.0)
+    assert (training.spent().left_s, training.spent().saving_s) == (33.0, 0.0)
+
+
+def test_training_that_stalled_for_longer_than_it_lasted_ended_with_its_first_step(
+    training: TimeSpent, clock: Clock
+) -> None:
+    clock.at_s += 20.0
+    training.left(stalled_s=20.5)
+    assert training.spent().left_s == training.spent().trained_s
+
+
 def test_the_newest_steps_are_named(training: TimeSpent) -> None:
     for step in range(20):
         training.stops(step)
