@@ -143,7 +143,10 @@ class PeriodicSaves:
 
         Raises:
             CheckpointError: Another job has taken the directory over.
+            Exception: The devices have failed to compute the state, so that training cannot continue.
         """
+        from gracepoint.checkpoint.saving.device_copy import failed_with
+
         try:
             self._checkpointer.access.check_lease()
         except CheckpointError as error:
@@ -152,8 +155,10 @@ class PeriodicSaves:
         try:
             with self._stopped():
                 self._checkpointer.save_in_background(step, state, host_state)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other processes count one failed save
-            self._failed(error)
+        except Exception as error:
+            if (failed := failed_with(state)) is not None:  # the other processes leave this save out
+                raise failed from error
+            self._failed(error)  # whatever it is, the other processes count one failed save
 
     def check_newest(self) -> None:
         """To be called once training has finished.

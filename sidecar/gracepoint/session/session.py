@@ -357,7 +357,7 @@ class Session:
         if self._hints.due():
             self._checkpointer.hasten()
         if self._saves.begins(number):
-            self._saves.save(number, state, self._values.get)
+            self._save_periodically(number, state)
         if self._snapshots is not None:
             self._snapshots.pass_step(number, state, self._values.get)
         if (figures := self._forecaster.news(last_save := self._checkpointer.executor.last_save)) is not None:
@@ -518,10 +518,22 @@ class Session:
         try:
             return self._run_ahead.throttle(state, self._forecaster.run_ahead)
         except jax.errors.JaxRuntimeError as error:  # not a RuntimeError of the loop's, as a signal handler may raise
-            if not self._coordinator.peer_lost():
-                raise
-            self._points.not_saved(error)
+            self._not_computed(error)
             return 1
+
+    def _save_periodically(self, step: int, state: Any) -> None:
+        import jax
+
+        try:
+            self._saves.save(step, state, self._values.get)
+        except jax.errors.JaxRuntimeError as error:
+            self._not_computed(error)
+
+    def _not_computed(self, error: Exception) -> None:
+        """Ends a preemption without a save, in which the devices fail as they do when a peer is killed; or raises."""
+        if not self._coordinator.peer_lost():
+            raise error
+        self._points.not_saved(error)
 
     def _trains(self) -> None:
         """Says, after the first step, what that took."""

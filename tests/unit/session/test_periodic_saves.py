@@ -10,7 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from gracepoint.checkpoint import WriteOptions
 from gracepoint.checkpoint.saving import executor
@@ -290,6 +293,50 @@ def test_a_save_that_fails_once_in_one_process_leaves_all_later_ones_alone(
     assert sorted(int(path.name) for path in tmp_path.glob("[0-9]")) == [1, 3, 4, 5]
     assert caplog.text.count("a periodic save failed; the first was that of step 2") == 2
     assert caplog.text.count("a periodic save is committed again, after 1 that failed") == 2
+
+
+def not_computed() -> dict[str, jax.Array]:
+    """A state that two devices have failed to compute, as they do when another process of a collective dies."""
+
+    def fail(*_: Any) -> Any:
+        raise OSError("connection reset by peer")
+
+    places = PartitionSpec("x")
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+    part = jax.ShapeDtypeStruct((2,), "float32")
+    step = jax.jit(
+        jax.shard_map(lambda x: jax.pure_callback(fail, part, x), mesh=mesh, in_specs=places, out_specs=places)
+    )
+    return {"w": step(jax.device_put(jnp.ones(4), NamedSharding(mesh, places)))}
+
+
+@pytest.mark.parametrize("fails_in", [0, 1])
+def test_a_state_that_the_devices_cannot_compute_is_no_failed_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, fails_in: int
+) -> None:
+    def run(gang: ProcessGroup) -> None:
+        training = Training(tmp_path, gang)
+        training.step(1)
+        if gang.process_index != fails_in:
+            training.step(2)
+            training.check_newest()
+        else:
+            with pytest.raises(jax.errors.JaxRuntimeError, match="connection reset by peer"):
+                training.step(2, state=not_computed())
+
+    in_gang(2, run)
+    assert [path.name for path in tmp_path.glob("[0-9]")] == ["1"]
+    assert "a periodic save failed" not in caplog.text
+    assert caplog.text.count("a background save was left out") == 1
+
+
+def test_a_state_that_was_donated_before_its_save_is_a_failed_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    training, donated = Training(tmp_path, SingleProcess()), {"w": jnp.ones(4)}
+    donated["w"].delete()
+    training.step(1, state=donated)
+    assert "a periodic save failed; the first was that of step 1" in caplog.text
 
 
 def test_what_fails_after_the_commit_in_one_process_is_no_failed_save(

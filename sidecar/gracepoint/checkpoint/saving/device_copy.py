@@ -54,6 +54,20 @@ from gracepoint.threads import DaemonThread, NoThread
 _SMALL_BYTES = 1 << 20
 
 
+def failed_with(state: Any) -> Exception | None:
+    """Returns the error with which the devices failed to compute a state, as when a process of a collective dies.
+
+    Waits for them. Whoever uses that state next gets the same error. None: they have not failed. An array that was
+    deleted or donated since is no failure of the devices.
+    """
+    try:
+        jax.block_until_ready(state)
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # collectives on CPUs fail with a ValueError
+        arrays = [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)]
+        return None if any(array.is_deleted() for array in arrays) else error
+    return None
+
+
 def as_it_lies(array: jax.Array) -> Any:
     """Returns a read-only view of ``array``, which must be on one CPU device.
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from gracepoint.checkpoint.format.array_spec import Chunk
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.metrics import SaveStats
 from gracepoint.checkpoint.options import IN_THREADS
+from gracepoint.checkpoint.saving.device_copy import failed_with
 from gracepoint.checkpoint.saving.extras import NO_EXTRAS, SaveExtras
 from gracepoint.checkpoint.saving.host_snapshot import Filling, Transfer
 from gracepoint.checkpoint.saving.operation import DEFAULT_COMMIT, CommitOptions, SaveOperation
@@ -64,6 +65,28 @@ class NotBegun(SaveFailed):
     That save has failed in them, too. So they raise nothing for the one that was not begun: otherwise each failure
     would be the reason of the next one, for ever.
     """
+
+
+class NotComputed(SaveFailed):
+    """What the other processes are told if the devices of this one have failed to compute the state.
+
+    That is no failure of the save. This process raises the error of the devices.
+    """
+
+
+#: What another process may say of a save that has not failed.
+_LEFT_OUT = tuple(f" reported {kind.__name__}: " for kind in (NotBegun, NotComputed))
+
+
+@contextlib.contextmanager
+def _telling_if_not_computed(save: SaveOperation, state: Any) -> Iterator[None]:
+    """Tells the other processes if an error leaves the block because the devices have failed."""
+    try:
+        yield
+    except Exception:
+        if (failed := failed_with(state)) is not None:
+            save.fail(NotComputed(str(failed)))
+        raise
 
 
 class SaveExecutor:
@@ -190,10 +213,11 @@ class SaveExecutor:
         Raises:
             CheckpointError: The state or the host state cannot be saved; names the leaf. Or there is no memory for a
                 snapshot.
+            Exception: The devices have failed to compute the state. The other processes leave this save out.
         """
         waited_s = self._clock() - began_s
         self.newest = None  # its memory is filled again below
-        with save.failing_together():
+        with save.failing_together(), _telling_if_not_computed(save, state):
             self._tell_started(save, in_background=True)
             leaves, prepared = self.planner.plan(state, save_args)
             save.describe(leaves, prepared, host_state() if callable(host_state) else host_state)
@@ -434,7 +458,7 @@ class SaveExecutor:
             return
         if self._told_hanging:
             logger.warning("a background save that hung has ended: %s", error)
-        elif isinstance(error.__cause__, BarrierFailed) and f" reported {NotBegun.__name__}: " in str(error):
+        elif isinstance(error.__cause__, BarrierFailed) and any(word in str(error) for word in _LEFT_OUT):
             logger.warning("a background save was left out: %s", error)
         elif self.newest is None or not self.newest.was_stopped(error):
             raise SaveFailed(f"a background save failed: {error}") from error
