@@ -100,7 +100,7 @@ _LEAST_MS = 10
 #: The time at which a process ended is known to within about this. The time at which it says that it left is known to
 #: within some milliseconds.
 _END_MS = 1000
-#: A process that says that it leaves ends within this time, or is killed.
+#: If nobody saw a process end, it is taken to have ended so long after its training: it leaves at once, or is killed.
 _LEAVES_MS = 10_000
 #: From fewer saves, the time between two of them cannot be estimated.
 _FEW_SAVES = 2
@@ -139,7 +139,7 @@ class Life:
         restored_ms: When the state was restored.
         first_step: The step from which it trained: the one that it restored. 0 if it restored none.
         trained_ms: When the first step was done.
-        left_ms: When training ended for good, after the emergency save, as the processes say.
+        left_ms: When training ended for good, as the processes say: after the emergency save, or with the last step.
         stalled_ms: When the last step was passed before it stalled. None: it has not, or training continued after that.
         broke_ms: When its first process ended, or the node of one was deleted.
         gone_ms: When its last process had ended. None while one runs.
@@ -238,7 +238,7 @@ class Life:
 
         If it is known when they stopped to train, they have not taken long to end.
         """
-        stopped_ms = self.broke_ms if self.left_ms is None else self.left_ms
+        stopped_ms = max((at for at in (self.left_ms, self.broke_ms) if at is not None), default=None)
         if stopped_ms is None or stopped_ms >= next_ms:
             return next_ms
         return stopped_ms + min((next_ms - stopped_ms) // 2, _LEAVES_MS)
@@ -462,13 +462,20 @@ def joined(life: Life, times: ProcessTimes) -> Life:
         first_step=first_step,
         trained_ms=_placed(life.trained_ms, times.trained_ms, late_ms, early_ms),
         left_ms=_placed(life.left_ms, times.left_ms, late_ms, early_ms),
-        saving_ms=max(life.saving_ms, times.saving_ms),
+        saving_ms=_saving_ms(life, times),
         saves=max(life.saves, times.saves),
         saves_ms=max(life.saves_ms, times.saves_ms),
         saved_ms=_newest(life.saved_ms, None if times.saved_ms is None else times.saved_ms - late_ms),
         stalled_ms=None if stall_is_over else life.stalled_ms,
         marks=life.with_marks(times.marks),
     )
+
+
+def _saving_ms(life: Life, times: ProcessTimes) -> int:
+    """It grows until training ends. What was reported as a save until then may have been the beginning of a stall."""
+    if life.left_ms is not None:
+        return life.saving_ms
+    return max(life.saving_ms, times.saving_ms) if times.left_ms is None else times.saving_ms
 
 
 def _placed(known_ms: int | None, reported_ms: int | None, late_ms: int, early_ms: int) -> int | None:

@@ -242,7 +242,8 @@ class StepCheckpointer:
             anew: Whether to save the step even if this gang has already committed or restored it.
 
         Raises:
-            SaveFailed: The save before this one failed, or hangs; this one was not begun.
+            SaveFailed: The save before this one failed, or hangs; this one was not begun. Or the devices have failed to
+                compute the state (``NotComputed``).
             CheckpointError: The state or the host state cannot be saved; names the leaf. Or another job has taken
                 the directory over.
             Exception: What ``host_state`` raises.

@@ -287,14 +287,16 @@ class Coordinator:
         with self.activities.at("emergency save", saves=True):
             return self._ended(self._emergency_save.save(self.step, state, host_state, self._agreement.stopped))
 
-    def is_of_peers(self, error: BaseException | None) -> bool:
-        """Returns True if an error of the devices may be the death of another process, so that nothing can be saved."""
+    def is_of_devices(self, error: BaseException) -> bool:
+        """Returns True if the devices, or the runtime, have failed with this error."""
         import jax
 
-        if self._alone or error is None:
-            return False
         # Collectives on CPUs fail with a ValueError that has the status of a remote call.
         return isinstance(error, jax.errors.JaxRuntimeError) or _STATUS.match(str(error)) is not None
+
+    def is_of_peers(self, error: BaseException | None) -> bool:
+        """Returns True if an error of the devices may be the death of another process, so that nothing can be saved."""
+        return not self._alone and error is not None and self.is_of_devices(error)
 
     def pass_on(self) -> None:
         """As ``Agreement.pass_on``."""

@@ -554,8 +554,8 @@ class EpochProgress:
         elif phase.ended and self.drill:
             time_spent.goes_on()
         elif phase.ended:
-            by_the_loop = phase is Phase.COMMITTED and not self._saves
-            time_spent.left(None if self._saves or by_the_loop else self._reporter.stalled_s())
+            until_now = self._saves or phase is Phase.COMMITTED  # by the loop's own save
+            time_spent.left(None if until_now else self._reporter.stalled_s())
 
     def note(self) -> str:
         """Returns what is saved with the step, so that the next start can say for which preemption it was saved."""

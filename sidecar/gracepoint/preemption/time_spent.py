@@ -127,7 +127,8 @@ class TimeSpent:
                 None if it went on until now, or until its emergency save.
         """
         now_s, stopped_s = self._clock(), self._stopped_s
-        ended_s = now_s if stalled_s is None else max(self._trained_s or self._began_s, now_s - stalled_s)
+        began_s = now_s if self._trained_s is None else self._trained_s
+        ended_s = now_s if stalled_s is None else max(began_s, now_s - stalled_s)
         self._stopped_s = None
         if stopped_s is not None:
             self._saving_s += max(0.0, ended_s - stopped_s)

@@ -49,6 +49,7 @@ class _Failing:
         saves: How many they are.
         tried_s: When the newest was due.
         error: What the newest failed with.
+        reported: Whether the operator was told.
         told: Whether training was ended for it, and continues nevertheless, as the loop caught the error.
     """
 
@@ -58,6 +59,7 @@ class _Failing:
     saves: int = 0
     tried_s: float = 0.0
     error: Exception | None = None
+    reported: bool = False
     told: bool = False
 
 
@@ -143,9 +145,9 @@ class PeriodicSaves:
 
         Raises:
             CheckpointError: Another job has taken the directory over.
-            Exception: The devices have failed to compute the state, so that training cannot continue.
+            jax.errors.JaxRuntimeError: The devices have failed to compute the state, so that training cannot continue.
         """
-        from gracepoint.checkpoint.saving.device_copy import failed_with
+        from gracepoint.checkpoint.saving.device_copy import NotComputed
 
         try:
             self._checkpointer.access.check_lease()
@@ -155,10 +157,10 @@ class PeriodicSaves:
         try:
             with self._stopped():
                 self._checkpointer.save_in_background(step, state, host_state)
-        except Exception as error:
-            if (failed := failed_with(state)) is not None:  # the other processes leave this save out
-                raise failed from error
-            self._failed(error)  # whatever it is, the other processes count one failed save
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other processes count one failed save
+            if isinstance(error, NotComputed) and error.devices is not None:
+                raise error.devices from None
+            self._failed(error)
 
     def check_newest(self) -> None:
         """To be called once training has finished.
@@ -208,7 +210,8 @@ class PeriodicSaves:
                 self._failing = None
                 over = f"a periodic save is committed again, after {failing.saves} that failed"
                 logger.warning("%s", over)
-                self._coordinator.reporter.trouble(TroubleKind.SAVES, over, over=True)
+                if failing.reported:
+                    self._coordinator.reporter.trouble(TroubleKind.SAVES, over, over=True)
             elif self._clock() - failing.tried_s > _RETRIED_AFTER_S:
                 failing.tried_s = self._clock()
                 self._checkpointer.save_interval.hasten()
@@ -225,6 +228,8 @@ class PeriodicSaves:
 
     def _failed(self, error: Exception) -> None:
         """Notes that the newest save failed, in this process or in all."""
+        from gracepoint.checkpoint.saving.device_copy import NotComputed
+
         if self._failing is None:
             self._failing = _Failing(self._due_s, self._due_step, self._checkpointer.executor.last_save)
         failing = self._failing
@@ -233,6 +238,9 @@ class PeriodicSaves:
         for_s, text = self._clock() - failing.since_s, self._said(failing)
         left_s = max(0.0, self._tolerate_s - for_s)
         logger.error("%s; training continues, and ends if none succeeds within %.0f s", text, left_s, exc_info=error)
+        if isinstance(error, NotComputed):
+            return  # nothing is wrong with the storage: the other process raises that, and the job restarts
+        failing.reported = True
         self._coordinator.reporter.trouble(TroubleKind.SAVES, text, for_s=for_s, times=failing.saves, left_s=left_s)
 
     def _ends(self) -> str:

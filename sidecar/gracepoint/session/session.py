@@ -335,6 +335,8 @@ class Session:
             CheckpointRefused: The state or a host state cannot be saved; names the leaf. Found at the first step.
             AgreementError: A periodic save is due, and another process is at another step. The message names both.
             SettingsError: ``step`` is no step's number, or the session is closed.
+            jax.errors.JaxRuntimeError: The devices have failed to compute this step or one before, as they do when
+                another process dies.
         """
         number = self._points.begin_step(step, state)
         if not self._began:
@@ -356,10 +358,7 @@ class Session:
             self._trains()
         if self._hints.due():
             self._checkpointer.hasten()
-        if self._saves.begins(number):
-            self._save_periodically(number, state)
-        if self._snapshots is not None:
-            self._snapshots.pass_step(number, state, self._values.get)
+        self._save_periodically(number, state)
         if (figures := self._forecaster.news(last_save := self._checkpointer.executor.last_save)) is not None:
             self._coordinator.report_forecast(figures, None if last_save is None else last_save.step)
 
@@ -517,21 +516,26 @@ class Session:
 
         try:
             return self._run_ahead.throttle(state, self._forecaster.run_ahead)
-        except jax.errors.JaxRuntimeError as error:  # not a RuntimeError of the loop's, as a signal handler may raise
+        except (jax.errors.JaxRuntimeError, ValueError) as error:
             self._not_computed(error)
             return 1
 
     def _save_periodically(self, step: int, state: Any) -> None:
+        """Saves, and takes snapshots, if that is due."""
         import jax
 
         try:
-            self._saves.save(step, state, self._values.get)
-        except jax.errors.JaxRuntimeError as error:
+            if self._saves.begins(step):
+                self._saves.save(step, state, self._values.get)
+            if self._snapshots is not None:
+                self._snapshots.pass_step(step, state, self._values.get)
+        except (jax.errors.JaxRuntimeError, ValueError) as error:
             self._not_computed(error)
 
     def _not_computed(self, error: Exception) -> None:
-        """Ends a preemption without a save, in which the devices fail as they do when a peer is killed; or raises."""
-        if not self._coordinator.peer_lost():
+        """Ends a preemption in which the devices fail, as they do when a peer is killed. Else raises the error."""
+        of_devices = not isinstance(error, GracepointError) and self._coordinator.is_of_devices(error)
+        if not of_devices or not self._coordinator.peer_lost():
             raise error
         self._points.not_saved(error)
 

@@ -179,8 +179,8 @@ class Spent(Message):
             not used.
         first_step: The step from which it trains: the one that was restored. 0 if there was none.
         trained_s: When the first step was done. None: not yet.
-        left_s: When training had ended because of a preemption: after the save, or with the last step if it had stalled
-            since then and no save followed. None: not yet.
+        left_s: When training had ended because of a preemption: after the save. If training had stalled and nothing was
+            saved, with the last step. None: not yet.
         saving_s: Seconds for which saves of all kinds stopped the training.
         saves: Number of periodic saves.
         saves_s: Seconds for which periodic saves stopped the training. They are part of ``saving_s``.

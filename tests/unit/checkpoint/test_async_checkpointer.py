@@ -50,6 +50,7 @@ from tests.unit.checkpoint.fakes.engine import (
     engine,
     flip_bit,
     in_gang,
+    not_computed,
     outcomes_in_gang,
     rich_state,
     save,
@@ -105,6 +106,21 @@ def test_leaves_of_every_kind_come_back(tmp_path: Path, checkpointer: AsyncCheck
     state = rich_state()
     checkpointer.save(tmp_path / "a", state)
     assert_same(checkpointer.restore(tmp_path / "a", state), state)
+
+
+@pytest.mark.parametrize("fails_in", [0, 1])
+def test_a_state_that_the_devices_of_one_process_cannot_compute_is_an_error_in_all(
+    tmp_path: Path, fails_in: int
+) -> None:
+    def run(gang: ProcessGroup) -> None:
+        with AsyncCheckpointer(gang=gang) as checkpointer:
+            state = not_computed() if gang.process_index == fails_in else small_state()
+            with pytest.raises(SaveFailed, match="the devices have failed to compute the state"):  # noqa: PT012
+                checkpointer.save(tmp_path / "a", state)
+                checkpointer.wait_until_finished()
+
+    in_gang(2, run)
+    assert not (tmp_path / "a").exists()
 
 
 def test_a_save_waits_for_the_one_before_it(

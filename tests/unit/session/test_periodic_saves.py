@@ -13,7 +13,6 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 from gracepoint.checkpoint import WriteOptions
 from gracepoint.checkpoint.saving import executor
@@ -25,10 +24,12 @@ from gracepoint.preemption.coordinator import Coordinator
 from gracepoint.preemption.reporter import Reporter
 from gracepoint.process_group import ProcessGroup, SingleProcess
 from gracepoint.session.periodic_saves import PeriodicSaves, PeriodicSnapshots
+from gracepoint.wire.messages import TroubleKind
 from tests.unit.checkpoint.fakes.engine import (
     assert_same,
     engine,
     in_gang,
+    not_computed,
     outcomes_in_gang,
     restore,
     save,
@@ -36,7 +37,8 @@ from tests.unit.checkpoint.fakes.engine import (
 )
 from tests.unit.checkpoint.fakes.thread_limit import refuse_threads
 from tests.unit.checkpoint.fakes.transfer_recorder import AtWrites
-from tests.unit.preemption.fakes.reporters import without_operator
+from tests.unit.preemption.fakes import reporters
+from tests.unit.preemption.fakes.reporters import Sent, without_operator
 from tests.unit.snapshots.fakes.servers import Served, placed, serving, view
 from tests.waiting import until
 
@@ -114,9 +116,9 @@ class AtSyncPoint:
     noticed = in_epoch = False
     step = 0
 
-    def __init__(self, sync_point: int) -> None:
+    def __init__(self, sync_point: int, sent: Sent | None = None) -> None:
         self.sync_point = sync_point
-        self.reporter = without_operator()
+        self.reporter = without_operator() if sent is None else reporters.to(sent)
         self.activities = self
 
     def at(self, stage: str) -> contextlib.AbstractContextManager[None]:
@@ -166,12 +168,21 @@ class Training:
         root: The directory of steps.
         gang: The processes.
         tolerate_s: For how long saves may fail.
+        sent: Gets the messages to the operator, as from process 0.
 
     Attributes:
         writes: Called at each write of this process.
     """
 
-    def __init__(self, root: Path, gang: ProcessGroup, *, tolerate_s: float = 100.0, **options: Any) -> None:
+    def __init__(
+        self,
+        root: Path,
+        gang: ProcessGroup,
+        *,
+        tolerate_s: float = 100.0,
+        sent: Sent | None = None,
+        **options: Any,
+    ) -> None:
         self.now_s = 1000.0 * gang.process_index
         self.writes = AtWrites()
         self.engine = engine(
@@ -182,7 +193,7 @@ class Training:
             clock=lambda: self.now_s,
             **options,
         )
-        self._at = AtSyncPoint(0)
+        self._at = AtSyncPoint(0, sent)
         self._saves = PeriodicSaves(
             self.engine, cast(Coordinator, self._at), tolerate_s=tolerate_s, clock=lambda: self.now_s
         )
@@ -295,39 +306,36 @@ def test_a_save_that_fails_once_in_one_process_leaves_all_later_ones_alone(
     assert caplog.text.count("a periodic save is committed again, after 1 that failed") == 2
 
 
-def not_computed() -> dict[str, jax.Array]:
-    """A state that two devices have failed to compute, as they do when another process of a collective dies."""
-
-    def fail(*_: Any) -> Any:
-        raise OSError("connection reset by peer")
-
-    places = PartitionSpec("x")
-    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
-    part = jax.ShapeDtypeStruct((2,), "float32")
-    step = jax.jit(
-        jax.shard_map(lambda x: jax.pure_callback(fail, part, x), mesh=mesh, in_specs=places, out_specs=places)
-    )
-    return {"w": step(jax.device_put(jnp.ones(4), NamedSharding(mesh, places)))}
-
-
 @pytest.mark.parametrize("fails_in", [0, 1])
-def test_a_state_that_the_devices_cannot_compute_is_no_failed_save(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, fails_in: int
-) -> None:
+def test_a_state_that_the_devices_cannot_compute_is_no_trouble_with_saves(tmp_path: Path, fails_in: int) -> None:
+    sent = [Sent(), Sent()]
+
     def run(gang: ProcessGroup) -> None:
-        training = Training(tmp_path, gang)
+        training = Training(tmp_path, gang, sent=sent[gang.process_index])
         training.step(1)
         if gang.process_index != fails_in:
             training.step(2)
-            training.check_newest()
+            with pytest.raises(SaveFailed, match="the devices have failed to compute the state"):
+                training.check_newest()
         else:
             with pytest.raises(jax.errors.JaxRuntimeError, match="connection reset by peer"):
                 training.step(2, state=not_computed())
 
     in_gang(2, run)
     assert [path.name for path in tmp_path.glob("[0-9]")] == ["1"]
-    assert "a periodic save failed" not in caplog.text
-    assert caplog.text.count("a background save was left out") == 1
+    assert [each.messages for each in sent] == [[], []]
+
+
+def test_operator_is_told_of_a_failed_save_and_of_the_one_that_makes_up_for_it(tmp_path: Path) -> None:
+    sent = Sent()
+    training = Training(tmp_path, SingleProcess(), sent=sent)
+    training.step(1, host_state=raising(OSError("there is no room")))
+    training.step(2)
+    training.step(3)
+    assert [(trouble.kind, trouble.over) for trouble in sent.messages] == [
+        (TroubleKind.SAVES, False),
+        (TroubleKind.SAVES, True),
+    ]
 
 
 def test_a_state_that_was_donated_before_its_save_is_a_failed_save(
@@ -452,11 +460,12 @@ class TrainingWithMemory:
         self.saves = PeriodicSaves(self.engine, coordinator)
         self._snapshots = PeriodicSnapshots(self.memory, coordinator)
 
-    def step(self, step: int, host_state: Callable[[], Mapping[str, Any]] = dict) -> None:
+    def step(self, step: int, host_state: Callable[[], Mapping[str, Any]] = dict, *, state: Any = None) -> None:
+        state = small_state(step) if state is None else state
         self.at.sync_point = self.at.step = step
         if self.saves.begins(step):
-            self.saves.save(step, small_state(step), host_state)
-        self._snapshots.pass_step(step, small_state(step), host_state)
+            self.saves.save(step, state, host_state)
+        self._snapshots.pass_step(step, state, host_state)
         self.engine.wait_until_finished()
         until(lambda: not self.memory.busy, "the end of the snapshot")
 
@@ -516,6 +525,16 @@ def test_snapshot_that_fails_ends_no_training_and_counts_as_no_failed_save(
     training.saves.check_newest()
     assert training.memory.newest is not None
     assert training.memory.newest.step == 4
+
+
+@pytest.mark.integration
+def test_state_that_the_devices_cannot_compute_is_found_at_a_snapshot_that_is_due(
+    training_with_memory: TrainingWithMemory,
+) -> None:
+    training_with_memory.step(1)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="connection reset by peer"):
+        training_with_memory.step(2, state=not_computed())
+    assert training_with_memory.memory.newest is None
 
 
 @pytest.mark.integration

@@ -59,7 +59,7 @@ from gracepoint.wire.messages import TroubleKind
 from gracepoint.wire.names import Env
 from tests.forked import forked
 from tests.jax_settings import SETTINGS
-from tests.unit.checkpoint.fakes.engine import assert_same, sharding
+from tests.unit.checkpoint.fakes.engine import assert_same, not_computed, sharding
 from tests.waiting import until
 
 pytestmark = pytest.mark.integration
@@ -462,6 +462,28 @@ def test_a_device_error_without_a_preemption_is_the_users(tmp_path: Path, monkey
         monkeypatch.setattr(RunAhead, "throttle", _break_collective)
         with pytest.raises(jax.errors.JaxRuntimeError):
             session.step(1, state_of(1))
+
+
+def test_a_state_that_cannot_be_computed_at_a_save_in_a_preemption_leaves_with_the_unsaved_code(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = gracepoint.attach(tmp_path, save_every_steps=10, grace_period_s=3600.0)
+    for step in range(1, 10):
+        session.step(step, state_of(step))
+    os.kill(os.getpid(), signal.SIGTERM)
+    until(lambda: session.notice is not None, "the notice")
+    with pytest.raises(Preempted) as caught:
+        session.step(10, not_computed())
+    assert (caught.value.saved, caught.value.code) == (False, 78)
+    assert "connection reset by peer" in caught.value.reason
+    assert "a periodic save failed" not in caplog.text
+
+
+def test_a_state_that_cannot_be_computed_at_a_save_is_the_users(tmp_path: Path) -> None:
+    with gracepoint.attach(tmp_path, save_every_steps=1) as session:
+        with pytest.raises(jax.errors.JaxRuntimeError, match="connection reset by peer"):
+            session.step(1, not_computed())
+        session.step(1, state_of(1))
 
 
 def test_a_second_session_at_the_same_time_is_refused(tmp_path: Path) -> None:

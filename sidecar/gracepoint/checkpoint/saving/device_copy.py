@@ -26,6 +26,7 @@ Several copies from one device are in progress at once, and their values are tak
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import logging
 import math
@@ -52,20 +53,41 @@ from gracepoint.threads import DaemonThread, NoThread
 
 # Arrays up to this size may be copied: the cost does not matter.
 _SMALL_BYTES = 1 << 20
+#: What devices fail with. Collectives on CPUs fail with a ValueError.
+_DEVICE_ERRORS = (jax.errors.JaxRuntimeError, ValueError)
 
 
-def failed_with(state: Any) -> Exception | None:
-    """Returns the error with which the devices failed to compute a state, as when a process of a collective dies.
+class NotComputed(SaveFailed):
+    """A state is not saved because devices have failed to compute it, as when a process of a collective dies.
 
-    Waits for them. Whoever uses that state next gets the same error. None: they have not failed. An array that was
-    deleted or donated since is no failure of the devices.
+    Nothing is wrong with what saves it.
+
+    Attributes:
+        devices: What the devices of this process failed with. None: those of another one have.
+    """
+
+    def __init__(self, message: str, devices: Exception | None = None) -> None:
+        super().__init__(message)
+        self.devices = devices
+
+
+@contextlib.contextmanager
+def knowing_devices(state: Any) -> Iterator[None]:
+    """Raises NotComputed in place of an error that leaves the block because devices have failed.
+
+    Whoever uses that state next gets the devices' error, too. An array that was deleted or donated is no failure of the
+    devices.
     """
     try:
-        jax.block_until_ready(state)
-    except (jax.errors.JaxRuntimeError, ValueError) as error:  # collectives on CPUs fail with a ValueError
+        yield
+    except _DEVICE_ERRORS:
         arrays = [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)]
-        return None if any(array.is_deleted() for array in arrays) else error
-    return None
+        try:
+            jax.block_until_ready(arrays)
+        except _DEVICE_ERRORS as failed:
+            if not any(array.is_deleted() for array in arrays):
+                raise NotComputed(f"the devices have failed to compute the state: {failed}", failed) from failed
+        raise
 
 
 def as_it_lies(array: jax.Array) -> Any:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -29,7 +29,7 @@ from gracepoint.checkpoint.format.array_spec import Chunk
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.metrics import SaveStats
 from gracepoint.checkpoint.options import IN_THREADS
-from gracepoint.checkpoint.saving.device_copy import failed_with
+from gracepoint.checkpoint.saving.device_copy import NotComputed, knowing_devices
 from gracepoint.checkpoint.saving.extras import NO_EXTRAS, SaveExtras
 from gracepoint.checkpoint.saving.host_snapshot import Filling, Transfer
 from gracepoint.checkpoint.saving.operation import DEFAULT_COMMIT, CommitOptions, SaveOperation
@@ -67,26 +67,9 @@ class NotBegun(SaveFailed):
     """
 
 
-class NotComputed(SaveFailed):
-    """What the other processes are told if the devices of this one have failed to compute the state.
-
-    That is no failure of the save. This process raises the error of the devices.
-    """
-
-
-#: What another process may say of a save that has not failed.
-_LEFT_OUT = tuple(f" reported {kind.__name__}: " for kind in (NotBegun, NotComputed))
-
-
-@contextlib.contextmanager
-def _telling_if_not_computed(save: SaveOperation, state: Any) -> Iterator[None]:
-    """Tells the other processes if an error leaves the block because the devices have failed."""
-    try:
-        yield
-    except Exception:
-        if (failed := failed_with(state)) is not None:
-            save.fail(NotComputed(str(failed)))
-        raise
+def _is_told(kind: type[SaveFailed], error: Exception) -> bool:
+    """Returns whether another process has said that its save failed with an error of this kind."""
+    return isinstance(error.__cause__, BarrierFailed) and f" reported {kind.__name__}: " in str(error)
 
 
 class SaveExecutor:
@@ -213,11 +196,11 @@ class SaveExecutor:
         Raises:
             CheckpointError: The state or the host state cannot be saved; names the leaf. Or there is no memory for a
                 snapshot.
-            Exception: The devices have failed to compute the state. The other processes leave this save out.
+            NotComputed: The devices have failed to compute the state.
         """
         waited_s = self._clock() - began_s
         self.newest = None  # its memory is filled again below
-        with save.failing_together(), _telling_if_not_computed(save, state):
+        with save.failing_together(), knowing_devices(state):
             self._tell_started(save, in_background=True)
             leaves, prepared = self.planner.plan(state, save_args)
             save.describe(leaves, prepared, host_state() if callable(host_state) else host_state)
@@ -449,7 +432,7 @@ class SaveExecutor:
         continue, for example after a drill.
 
         Raises:
-            SaveFailed: A background save has failed.
+            SaveFailed: A background save has failed. NotComputed if the devices of another process have.
             ForkedChild: The save is the parent's, and a forked child cannot know how it ends.
         """
         check_not_forked(self._pid, "this checkpointer")
@@ -458,10 +441,11 @@ class SaveExecutor:
             return
         if self._told_hanging:
             logger.warning("a background save that hung has ended: %s", error)
-        elif isinstance(error.__cause__, BarrierFailed) and any(word in str(error) for word in _LEFT_OUT):
+        elif _is_told(NotBegun, error):
             logger.warning("a background save was left out: %s", error)
         elif self.newest is None or not self.newest.was_stopped(error):
-            raise SaveFailed(f"a background save failed: {error}") from error
+            kind = NotComputed if _is_told(NotComputed, error) else SaveFailed
+            raise kind(f"a background save failed: {error}") from error
         else:
             logger.warning("a background save was stopped: %s", error)
 

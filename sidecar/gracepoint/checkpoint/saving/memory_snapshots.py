@@ -33,6 +33,7 @@ from typing import Any
 from gracepoint.checkpoint import metrics
 from gracepoint.checkpoint.format.layout import Layout
 from gracepoint.checkpoint.options import DEFAULT_OPTIONS, WriteOptions
+from gracepoint.checkpoint.saving.device_copy import NotComputed, knowing_devices
 from gracepoint.checkpoint.saving.host_snapshot import Transfer
 from gracepoint.checkpoint.saving.operation import CommitOptions, SaveOperation
 from gracepoint.checkpoint.saving.part import begun
@@ -285,14 +286,21 @@ class MemorySnapshots:
             step: The step that ``state`` is at.
             state: The train state.
             host_state: This process's values by name, or what returns them.
+
+        Raises:
+            jax.errors.JaxRuntimeError: The devices have failed to compute the state, so that training cannot continue.
         """
         began_s = self._clock()
         self._saves += 1
         save = self._operation(step)
         try:
-            with save.failing_together():
+            with save.failing_together(), knowing_devices(state):
                 self._thread.wait(_ENDS_S)
                 self._send(save, step, state, host_state() if callable(host_state) else host_state)
+        except NotComputed as error:
+            self._skip(step, str(error))
+            if error.devices is not None:
+                raise error.devices from None
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on, and its saves will say the same
             self._skip(step, str(error))
         metrics.tell_snapshot_taken(self._clock() - began_s)

@@ -62,6 +62,21 @@ def small_state(value: float = 1.0) -> State:
     }
 
 
+def not_computed() -> State:
+    """A state that two devices have failed to compute, as they do when another process of a collective dies."""
+
+    def fail(*_: Any) -> Any:
+        raise OSError("connection reset by peer")
+
+    places = PartitionSpec("x")
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+    part = jax.ShapeDtypeStruct((2,), "float32")
+    step = jax.jit(
+        jax.shard_map(lambda x: jax.pure_callback(fail, part, x), mesh=mesh, in_specs=places, out_specs=places)
+    )
+    return {"w": step(jax.device_put(jnp.ones(4), NamedSharding(mesh, places)))}
+
+
 def rich_state() -> State:
     """Returns leaves of every kind, dtype, sharding and container that is supported."""
     return {

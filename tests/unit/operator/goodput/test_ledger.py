@@ -243,6 +243,14 @@ def test_a_stall_that_ends_with_a_preemption_counts_until_the_save() -> None:
     assert ledger_of(FIRST[0], KILLED[1], HALT, *FIRST[1:]).spent(40_000) == ledger_of(*FIRST).spent(40_000)
 
 
+def test_a_save_that_turns_out_to_be_a_stall_takes_no_time_from_the_training_before() -> None:
+    """It waits in a periodic save for a process that was lost. Training ended when that began, at 35 s."""
+    at_save = dataclasses.replace(KILLED[1], saving_ms=20_000)
+    at_end = dataclasses.replace(KILLED[1], left_ms=35_000, saving_ms=0)
+    spent = ledger_of(FIRST[0], at_save, at_end, at_save, KILLED[2]).spent(61_000)
+    assert (spent[Category.TRAINING], spent.get(Category.SAVING), spent[Category.LEAVING]) == (15_000, None, 26_000)
+
+
 @pytest.mark.parametrize(
     "stall_times",
     [
@@ -270,6 +278,12 @@ def test_an_end_that_nobody_saw_is_soon_after_the_life_left(told: str, created: 
     assert (spent[Category.TRAINING], spent[Category.LEAVING]) == (15_000, leaving)
     assert spent[Category.WAITING] == 2000 + created - 36_000 - leaving
     assert total_ms(spent) == created
+
+
+def test_an_end_that_nobody_saw_is_no_earlier_than_that_of_the_process_that_was_seen() -> None:
+    """Training had stalled at 36 s, long before its processes ended."""
+    spent = ledger_of(*FIRST[:2], pods(0, 2000, broke=60_000), pods(1, 90_000)).spent(90_000)
+    assert (spent[Category.TRAINING], spent[Category.LEAVING]) == (15_000, 34_000)
 
 
 def test_a_life_whose_end_nobody_saw_trained_until_it_would_have_saved() -> None:

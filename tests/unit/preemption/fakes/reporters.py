@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, cast
 
 from gracepoint.preemption.reporter import Reporter
 from gracepoint.preemption.time_spent import TimeSpent
 from gracepoint.process_group import SingleProcess
-from gracepoint.receivers import Mailbox
+from gracepoint.receivers import Mailbox, Sender
 from gracepoint.settings import Settings
 
 
@@ -16,6 +16,12 @@ def without_operator() -> Reporter:
     """Returns a reporter of a process on a laptop."""
     clock = time.monotonic
     return Reporter(None, Settings(), "session", SingleProcess(), Mailbox(clock), TimeSpent(clock))
+
+
+def to(sent: Sent) -> Reporter:
+    """Returns a reporter of the primary process, whose messages are kept."""
+    clock = time.monotonic
+    return Reporter(cast(Sender, sent), Settings(), "session", SingleProcess(), Mailbox(clock), TimeSpent(clock))
 
 
 class Sent:
