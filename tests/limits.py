@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import secrets
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -125,18 +126,28 @@ def processor_group(share: float, *, lowest: bool = False) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def limited(pid: int, share: float) -> Iterator[None]:
-    """Inside of this, a process that runs already has so much of a core."""
+def limited(pid: int, share: float) -> Iterator[Callable[[], float]]:
+    """Inside of this, a process that runs already has so much of a core.
+
+    Yields what returns for how many seconds, by the kernel, it could not run as it had used that up.
+    """
     with processor_group(share) as members:
         root = members.parent.parent
         before = root / _group_in(root, pid).lstrip("/") / members.name
         assert before.exists(), f"expected the control group of process {pid} at {before.parent}"
         members.write_text(str(pid))
         try:
-            yield
+            yield functools.partial(_held_back_s, members.with_name("cpu.stat"))
         finally:
             with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
                 before.write_text(str(pid))
+
+
+def _held_back_s(figures: Path) -> float:
+    by_name = dict(line.split() for line in figures.read_text().splitlines())
+    if "throttled_usec" in by_name:
+        return int(by_name["throttled_usec"]) / 1e6
+    return int(by_name["throttled_time"]) / 1e9  # version 1 has nanoseconds
 
 
 def _group_in(root: Path, pid: int) -> str:

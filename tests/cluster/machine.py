@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import psutil
 import pytest
@@ -92,8 +92,11 @@ def restart_api_server(cluster: Cluster, *, down_s: float) -> None:
     local(cluster)._control_plane.restart_api_server(down_s=down_s)
 
 
-def slow_api_server(cluster: Cluster) -> contextlib.AbstractContextManager[None]:
-    """The API server has so little processor time inside of this that it takes half a second to answer, and longer."""
+def slow_api_server(cluster: Cluster) -> contextlib.AbstractContextManager[Callable[[], float]]:
+    """The API server has very little processor time inside of this, so that it takes a few times as long to answer.
+
+    Yields what returns for how many seconds it could not run.
+    """
     return limits.limited(local(cluster)._control_plane.api_server_pid(), _SLOW_SHARE)
 
 

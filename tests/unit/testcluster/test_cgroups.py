@@ -14,6 +14,7 @@ import pytest
 from tests import limits
 from tests.testcluster import cgroups
 from tests.testcluster.system import cgroup_roots
+from tests.waiting import until
 
 
 def test_a_folder_that_vanishes_before_it_is_removed_is_no_error(
@@ -52,3 +53,15 @@ def test_a_process_has_less_of_a_processor_until_it_is_back_in_its_own_group(*, 
             assert groups.read_text() == before
             process.communicate(b"\n", timeout=60)
     assert not [path for root in cgroup_roots() for path in root.glob("gracepoint-share-*")]
+
+
+@pytest.mark.integration
+def test_the_kernel_tells_for_how_long_a_limited_process_could_not_run() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("it takes root to make a control group")
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        try:
+            with limits.limited(process.pid, 0.1) as held_back_s:
+                until(lambda: held_back_s() > 0.2, "the process to be held back")
+        finally:
+            process.kill()
