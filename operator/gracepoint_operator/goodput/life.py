@@ -238,7 +238,7 @@ class Life:
 
         If it is known when they stopped to train, they have not taken long to end.
         """
-        stopped_ms = max((at for at in (self.left_ms, self.broke_ms) if at is not None), default=None)
+        stopped_ms = _newest(self.left_ms, self.broke_ms)
         if stopped_ms is None or stopped_ms >= next_ms:
             return next_ms
         return stopped_ms + min((next_ms - stopped_ms) // 2, _LEAVES_MS)

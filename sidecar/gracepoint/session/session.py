@@ -512,32 +512,30 @@ class Session:
     # Within sync points.
 
     def _throttle(self, state: Any) -> int:
-        import jax
-
         try:
             return self._run_ahead.throttle(state, self._forecaster.run_ahead)
-        except (jax.errors.JaxRuntimeError, ValueError) as error:
-            self._not_computed(error)
+        except Exception as error:
+            if not self._fails_in_a_preemption(error):
+                raise
+            self._points.not_saved(error)
             return 1
 
     def _save_periodically(self, step: int, state: Any) -> None:
         """Saves, and takes snapshots, if that is due."""
-        import jax
-
         try:
             if self._saves.begins(step):
                 self._saves.save(step, state, self._values.get)
             if self._snapshots is not None:
                 self._snapshots.pass_step(step, state, self._values.get)
-        except (jax.errors.JaxRuntimeError, ValueError) as error:
-            self._not_computed(error)
+        except Exception as error:
+            if not self._fails_in_a_preemption(error):
+                raise
+            self._points.not_saved(error)
 
-    def _not_computed(self, error: Exception) -> None:
-        """Ends a preemption in which the devices fail, as they do when a peer is killed. Else raises the error."""
+    def _fails_in_a_preemption(self, error: Exception) -> bool:
+        """Returns whether it is the devices that fail, in a preemption, as they do when a peer is killed."""
         of_devices = not isinstance(error, GracepointError) and self._coordinator.is_of_devices(error)
-        if not of_devices or not self._coordinator.peer_lost():
-            raise error
-        self._points.not_saved(error)
+        return of_devices and self._coordinator.peer_lost()
 
     def _trains(self) -> None:
         """Says, after the first step, what that took."""

@@ -118,7 +118,7 @@ class AtSyncPoint:
 
     def __init__(self, sync_point: int, sent: Sent | None = None) -> None:
         self.sync_point = sync_point
-        self.reporter = without_operator() if sent is None else reporters.to(sent)
+        self.reporter = reporters.to(sent)
         self.activities = self
 
     def at(self, stage: str) -> contextlib.AbstractContextManager[None]:

@@ -297,12 +297,10 @@ class MemorySnapshots:
             with save.failing_together(), knowing_devices(state):
                 self._thread.wait(_ENDS_S)
                 self._send(save, step, state, host_state() if callable(host_state) else host_state)
-        except NotComputed as error:
-            self._skip(step, str(error))
-            if error.devices is not None:
-                raise error.devices from None
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on, and its saves will say the same
             self._skip(step, str(error))
+            if isinstance(error, NotComputed) and error.devices is not None:
+                raise error.devices from None
         metrics.tell_snapshot_taken(self._clock() - began_s)
 
     def send_now(

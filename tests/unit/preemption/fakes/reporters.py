@@ -14,14 +14,13 @@ from gracepoint.settings import Settings
 
 def without_operator() -> Reporter:
     """Returns a reporter of a process on a laptop."""
-    clock = time.monotonic
-    return Reporter(None, Settings(), "session", SingleProcess(), Mailbox(clock), TimeSpent(clock))
+    return to(None)
 
 
-def to(sent: Sent) -> Reporter:
-    """Returns a reporter of the primary process, whose messages are kept."""
+def to(sent: Sent | None) -> Reporter:
+    """Returns a reporter of the primary process, whose messages are kept. None: there is no operator."""
     clock = time.monotonic
-    return Reporter(cast(Sender, sent), Settings(), "session", SingleProcess(), Mailbox(clock), TimeSpent(clock))
+    return Reporter(cast(Sender | None, sent), Settings(), "session", SingleProcess(), Mailbox(clock), TimeSpent(clock))
 
 
 class Sent:
