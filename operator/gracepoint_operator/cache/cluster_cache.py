@@ -291,7 +291,7 @@ class ClusterCache:
         self.unreadable_objects = UnreadableObjects() if unreadable_objects is None else unreadable_objects
         self.objects = GangObjects()
         self.policies = PolicyStore(longest_hold_s)
-        self.preemptions = PreemptionStore()
+        self.preemptions = PreemptionStore(clock)
         self.first_seen = FirstSeen(clock)
         self.reader = CacheReader(rows, spread)
         self.snapshot_servers = SnapshotServerIndex(installation)

@@ -10,6 +10,7 @@ Only this module changes them. The controller's event loop owns them; there are 
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import TypeVar
 
@@ -190,12 +191,16 @@ _V = TypeVar("_V", bound=Hashable)
 class PreemptionStore:
     """Keeps preemptions and requests.
 
+    Args:
+        clock: Seconds since the epoch.
+
     Attributes:
         records: The Preemptions, by namespace and name.
         requests: The requests, by UID.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self.records: dict[Key, PreemptionRecord] = {}
         self.requests: dict[str, RequestRecord] = {}
         self._preemptions_of: dict[str, set[Key]] = collections.defaultdict(set)
@@ -231,6 +236,8 @@ class PreemptionStore:
     def join(self, preemption: PreemptionRecord) -> None:
         """Joins a record from the API server with what is known of it, and keeps the result."""
         before = self.records.get(preemption.key)
+        if before is None or before.is_of_another_life(preemption) or preemption.spec.moves > before.spec.moves:
+            preemption = dataclasses.replace(preemption, learned_at=self._clock())
         joined = preemption if before is None else before.joined(preemption)
         if joined.same_details(preemption):
             self._unwritten.discard(preemption.key)

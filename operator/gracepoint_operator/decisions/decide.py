@@ -8,7 +8,8 @@ after a restart of the operator, and in each replica. The rules, in order:
 * The earliest deadline wins. A signal during an open preemption joins it (``effective_signals``), if it counts under
   the copy of the policy in that preemption.
 * A preemption is retracted if the gang has not frozen, all signals are cancelable and went away, and the pods and nodes
-  are still there.
+  are still there. A replica that learned of the preemption from its record waits for its signals first
+  (``signals_come_until``).
 * A preemption for a time limit, after which the gang continues to train, is retracted for one that asks it to exit.
 * If the workload of an open preemption is not known any more, the API is asked for it. It may only have lost its label;
   then the preemption continues.
@@ -27,7 +28,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from gracepoint.wire.messages import Confidence, Mode, Phase
 from gracepoint_operator import signals
 from gracepoint_operator.decisions import effective_signals
-from gracepoint_operator.decisions.effective_signals import Timed, believed, counting, relevant
+from gracepoint_operator.decisions.effective_signals import Timed, believed, counting, relevant, signals_come_until
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
 from gracepoint_operator.model.preemption_record import EndReason, PreemptionRecord, RequestRecord, preemption_name
 from gracepoint_operator.resources import (
@@ -249,7 +250,7 @@ def decide(
             if _begins(started):
                 message = "a disruption came that makes the gang leave"
                 ending = End(latest, Phase.RETRACTED, EndReason.GAVE_WAY, message)
-        decisions += [ending] if ending is not None else _moved(latest, joined)
+        decisions += [ending] if ending is not None else _moved(latest, joined, now)
     else:
         timed = counting(gang, policy, now, drills=False)
         started = _started(gang, timed if latest is None else _unanswered([latest], timed), now, holds_back)
@@ -297,7 +298,7 @@ def _rehearsed(gang: GangSnapshot, now: float, *, quiet: bool, disrupted: bool) 
     ending = _ending(gang, current, now, outlived=outlived)
     if ending is None and disrupted and current.phase.rank < Phase.FROZEN.rank:
         ending = End(current, Phase.RETRACTED, EndReason.GAVE_WAY, "a disruption came that is no drill")
-    return [ending] if ending is not None else _moved(current, _joining(gang, current, now))
+    return [ending] if ending is not None else _moved(current, _joining(gang, current, now), now)
 
 
 def _joining(gang: GangSnapshot, current: PreemptionRecord, now: float) -> list[Timed]:
@@ -372,8 +373,8 @@ def _gives_way(gang: GangSnapshot, current: PreemptionRecord, timed: Sequence[Ti
     )
 
 
-def _moved(current: PreemptionRecord, timed: Sequence[Timed]) -> list[Decision]:
-    spec = effective_signals.moved(current, timed)
+def _moved(current: PreemptionRecord, timed: Sequence[Timed], now: float) -> list[Decision]:
+    spec = effective_signals.moved(current, timed, now)
     return [] if spec is None else [Move(current, spec)]
 
 
@@ -406,6 +407,8 @@ def _expired(preemption: PreemptionRecord) -> End:
 
 def _signals_went_away(gang: GangSnapshot, current: PreemptionRecord, now: float) -> bool:
     """True if the pods of the preemption and their nodes still exist and have no signal any more."""
+    if now <= signals_come_until(current):
+        return False
     named = set(current.spec.pods)
     pods = {pod.name: pod for pod in gang.members if pod.name in named and current.includes(pod)}
     for name in named:
@@ -446,6 +449,7 @@ def next_decision_at(gang: GangSnapshot, now: float) -> float | None:
     these changes:
 
     * a preemption in progress expires some time after its deadline;
+    * a signal that another replica saw, and that does not come, has gone away;
     * a signal that is too far ahead comes nearer than the horizon;
     * the exit breaker closes again, so that a gang which only saves may be asked to exit.
 
@@ -460,6 +464,7 @@ def _times(gang: GangSnapshot) -> Iterator[float]:
     in_progress = [preemption for preemption in gang.preemptions if not preemption.phase.ended]
     for preemption in in_progress:
         yield preemption.spec.deadline.timestamp() + EXPIRE_AFTER_S
+        yield signals_come_until(preemption)
     for pod in gang.pods:
         marks = gang.marks.get(pod.uid, ())
         for signal in signals.of_pod(pod, marks) if marks else ():

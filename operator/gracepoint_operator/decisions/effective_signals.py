@@ -324,12 +324,26 @@ def gives_way(
     )
 
 
-def moved(current: PreemptionRecord, timed: Sequence[Timed]) -> PreemptionSpec | None:
+#: A replica waits so many seconds for the signals of which the record of another one tells.
+SIGNALS_COME_S = 10.0
+
+
+def signals_come_until(preemption: PreemptionRecord) -> float:
+    """Until when this replica may not know all signals of a preemption, in seconds since the epoch.
+
+    Watches of different kinds are not in order with one another. So the record of another replica may come before what
+    that one has seen, such as a taint. What is missing here has not gone away.
+    """
+    return 0.0 if preemption.learned_at is None else preemption.learned_at + SIGNALS_COME_S
+
+
+def moved(current: PreemptionRecord, timed: Sequence[Timed], now: float) -> PreemptionSpec | None:
     """Returns the spec of an open preemption after signals changed. None if it stays as it is.
 
     The deadline moves to an earlier time whenever a signal has one. It moves to a later time only if its source says so
     and the gang has not frozen: the provider moved a maintenance, a request was edited, or the time of a signal became
-    known after the signal (a row that has the time of another one's object, which comes from another watch).
+    known after the signal (a row that has the time of another one's object, which comes from another watch). A replica
+    that learned of the earlier time from a record waits for the signal first (``signals_come_until``).
 
     The cause is corrected if the signal that it follows from came late and the gang has not frozen.
     """
@@ -344,6 +358,7 @@ def moved(current: PreemptionRecord, timed: Sequence[Timed]) -> PreemptionSpec |
         and first.names_deadline
         and (spec.cancelable or _is_named_now(spec.signal, timed))
         and current.phase.rank < Phase.FROZEN.rank
+        and now > signals_come_until(current)
     )
     about["cause"] = _corrected_cause(current, timed)
     corrected = about["cause"] != spec.cause and by_s <= 0

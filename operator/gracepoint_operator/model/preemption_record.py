@@ -106,6 +106,8 @@ class PreemptionRecord:
         created_at: ``creationTimestamp``, by the clock of the API server. None until the object was created.
         generation: Counts the changes of the object's spec. 0 if that is not known.
         corrected: Whether this replica has corrected the cause.
+        learned_at: When this replica got the spec from another one, with the record in the API: seconds since the
+            epoch. None: it decided so by itself.
     """
 
     namespace: str
@@ -115,6 +117,7 @@ class PreemptionRecord:
     status: PreemptionStatus
     generation: int = dataclasses.field(default=0, compare=False)
     corrected: bool = dataclasses.field(default=False, compare=False)
+    learned_at: float | None = dataclasses.field(default=None, compare=False)
 
     @staticmethod
     def of(body: Mapping[str, Any]) -> PreemptionRecord:
@@ -256,7 +259,8 @@ class PreemptionRecord:
         if attempted:
             spec = spec.model_copy(update={"eviction_attempted_at": min(attempted)})
         status = joined_status(self.status, other.status)
-        return dataclasses.replace(other, spec=spec, status=status, corrected=self.corrected)
+        learned_at = self.learned_at if other.learned_at is None else other.learned_at
+        return dataclasses.replace(other, spec=spec, status=status, corrected=self.corrected, learned_at=learned_at)
 
     @property
     def _ended(self) -> Condition | None:

@@ -426,7 +426,7 @@ class PreemptionWriter:
                     extra=about(preemption=name, attempt=preemption.spec.restart_attempt),
                 )
                 self._acknowledgements.forget(key)
-                self._cache.preemptions.put(stored)
+                self._cache.preemptions.join(stored)
             joined = self._joined(stored)
             if joined is not None and joined.spec != stored.spec:
                 body = await self._api.merge(objects.PREEMPTIONS, namespace, name, {"spec": joined.spec.to_json()})

@@ -188,6 +188,18 @@ async def test_vanished_signal_is_retracted_from_all_who_may_know(api: MemoryApi
         await until(lambda: "PreemptionRetracted" in replica.reasons, "the Event")
 
 
+async def test_a_record_that_comes_before_its_signal_is_not_retracted(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        told = replica.subscribe(0)
+        replica.see(kinds.PREEMPTIONS, objects.preemption(cancelable=True, deadline_at=NOW + 300))
+        (notice,) = await frames(told)
+        assert isinstance(notice, Notice)
+        clock.move(0.075)
+        replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
+        assert await frames(told) == []
+        assert [body["metadata"]["name"] for body in replica.preemptions] in ([], [NAME])
+
+
 async def test_a_retraction_that_came_during_an_outage_is_sent_on_the_return(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         told = replica.subscribe(0)

@@ -27,8 +27,9 @@ async def all_told(processes: list[Process]) -> None:
     await until(lambda: all(process.notices for process in processes), "the notice in every process")
 
 
-async def ended(api: LoggingApi, phase: str) -> None:
+async def ended(api: LoggingApi, phase: str, meanwhile: Callable[[], None] = lambda: None) -> None:
     def over() -> bool:
+        meanwhile()
         return [body.get("status", {}).get("phase") for body in records(api)] == [phase]
 
     await until(over, f"one record that says {phase}, found {records(api)}")
@@ -49,7 +50,8 @@ async def called_off(team: Team, processes: list[Process]) -> None:
     # but the gang: it saves, and the record is made of what it reports.
     await until(lambda: records(team.api), "the record")
     team.api.add(kinds.NODES, objects.node("node-1"))
-    await ended(team.api, "Retracted")
+    # A replica that knows of it by the record alone waits for the signal first.
+    await ended(team.api, "Retracted", lambda: team.clock.move(1))
     await until(lambda: all(process.retractions == {NAME} for process in processes), "the retraction in every process")
 
 

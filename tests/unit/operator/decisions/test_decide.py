@@ -10,6 +10,7 @@ import pytest
 from gracepoint.wire import names
 from gracepoint.wire.messages import Confidence, Mode, Phase
 from gracepoint_operator.decisions.decide import EXPIRE_AFTER_S, Check, End, StartPreemption
+from gracepoint_operator.decisions.effective_signals import SIGNALS_COME_S
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.model.preemption_record import EndReason
 from gracepoint_operator.workloads import JOBSETS, WorkloadIdentity
@@ -283,6 +284,36 @@ def test_a_preemption_is_retracted_when_its_signal_went_away() -> None:
     end = scene.end()
     assert end.phase is Phase.RETRACTED
     assert "went away" in end.message
+
+
+def test_a_signal_that_another_replica_saw_first_is_waited_for() -> None:
+    scene = Scene()
+    scene.seen(kinds.PREEMPTIONS, objects.preemption(cancelable=True, deadline_at=NOW + 300))
+    assert scene.decisions() == []
+    scene.clock.move(1)
+    scene.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
+    assert scene.decisions() == [], "it is the signal of that preemption"
+    scene.clock.move(SIGNALS_COME_S)
+    scene.seen(kinds.NODES, objects.node("node-1"))
+    assert scene.end().reason is EndReason.SIGNAL_WENT_AWAY
+
+
+def test_a_preemption_of_another_replica_whose_signal_never_comes_is_retracted() -> None:
+    scene = Scene()
+    scene.seen(kinds.PREEMPTIONS, objects.preemption(cancelable=True, deadline_at=NOW + 300))
+    scene.clock.move(SIGNALS_COME_S)
+    assert scene.decisions() == []
+    scene.clock.move(0.1)
+    assert scene.end().reason is EndReason.SIGNAL_WENT_AWAY
+
+
+def test_a_signal_by_which_another_replica_moved_the_preemption_is_waited_for() -> None:
+    scene = Scene()
+    scene.recorded(cancelable=True, deadline_at=NOW + 300)
+    scene.seen(kinds.PREEMPTIONS, objects.preemption(cancelable=True, deadline_at=NOW + 200, moves=1))
+    assert scene.decisions() == []
+    scene.clock.move(SIGNALS_COME_S + 0.1)
+    assert scene.end().reason is EndReason.SIGNAL_WENT_AWAY
 
 
 @pytest.mark.parametrize("phase", ["Frozen", "Agreed", "Written", "Durable"])

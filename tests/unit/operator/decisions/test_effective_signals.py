@@ -11,7 +11,7 @@ import pytest
 
 from gracepoint.wire.messages import Confidence, Phase
 from gracepoint_operator.decisions.decide import End, Move, StartPreemption
-from gracepoint_operator.decisions.effective_signals import Timed, cause, root_causes
+from gracepoint_operator.decisions.effective_signals import SIGNALS_COME_S, Timed, cause, root_causes
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.model import evictions
 from gracepoint_operator.model.preemption_record import PreemptionRecord, preemption_name
@@ -540,6 +540,16 @@ def test_a_far_limit_does_not_keep_a_preemption_from_being_taken_back() -> None:
     scene.recorded(deadline_at=NOW + 900, cancelable=True)
     scene.seen(kinds.NODES, objects.node())
     assert isinstance(scene.end(), End)
+
+
+def test_an_earlier_time_that_another_replica_saw_first_is_waited_for() -> None:
+    scene = Scene()
+    scene.seen(kinds.NODES, maintenance(NOW + 900))
+    scene.recorded(deadline_at=NOW + 900, cancelable=True)
+    scene.seen(kinds.PREEMPTIONS, objects.preemption(deadline_at=NOW + 300, cancelable=True, moves=1))
+    assert scene.decisions() == []
+    scene.clock.move(SIGNALS_COME_S + 0.1)
+    assert scene.move().spec.deadline.timestamp() == NOW + 900
 
 
 def test_postponed_maintenance_is_reported_when_near_again() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from gracepoint_operator.decisions.decide import EXPIRE_AFTER_S, decide, next_decision_at
+from gracepoint_operator.decisions.effective_signals import SIGNALS_COME_S
 from gracepoint_operator.kube import objects as kinds
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import JOBSET_UID, NOW, stamp
@@ -27,6 +28,10 @@ def told(scene: Scene) -> None:
     scene.recorded(deadline_at=NOW + 15)
 
 
+def learned(scene: Scene) -> None:
+    scene.seen(kinds.PREEMPTIONS, objects.preemption(cancelable=True, deadline_at=NOW + 300))
+
+
 def told_and_trains_on(scene: Scene) -> None:
     scene.recorded(epoch=1, phase="Committed", created_at=NOW - 900, ended_at=NOW - 900)
     scene.recorded(epoch=2, deadline_at=NOW + 86_400, exits=False)
@@ -37,6 +42,7 @@ def told_and_trains_on(scene: Scene) -> None:
     [
         pytest.param(limited, NOW + 7200 - 3600, id="a time limit comes nearer than the horizon"),
         pytest.param(told, NOW + 15 + EXPIRE_AFTER_S, id="an epoch expires"),
+        pytest.param(learned, NOW + SIGNALS_COME_S, id="a signal that another replica saw does not come"),
     ],
 )
 def test_decision_changes_at_the_time_that_is_named_and_not_before(
@@ -54,7 +60,7 @@ def test_decision_changes_at_the_time_that_is_named_and_not_before(
     assert decide(gang, due_at) != before
 
 
-@pytest.mark.parametrize("change", [limited, maintained, told, told_and_trains_on])
+@pytest.mark.parametrize("change", [limited, maintained, told, learned, told_and_trains_on])
 def test_no_decision_changes_between_the_times_that_are_named(change: Callable[[Scene], None]) -> None:
     scene = Scene()
     change(scene)

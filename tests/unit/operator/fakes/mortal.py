@@ -158,20 +158,21 @@ class Team:
     """The replicas of one operator.
 
     Attributes:
+        clock: The clock of all of them.
         living: Those that are ready; never empty but while the only one is replaced.
     """
 
     def __init__(self, api: LoggingApi, clock: Clock) -> None:
         self.api = api
         self.living: list[Member] = []
-        self._clock = clock
+        self.clock = clock
         self._born = 0
 
     async def run(self, fuse: Fuse) -> None:
         """Keeps one replica alive; the first one has the fuse."""
         while True:
             self._born += 1
-            member = Member(self.api, self._clock, f"replica-{self._born}", fuse)
+            member = Member(self.api, self.clock, f"replica-{self._born}", fuse)
             running = asyncio.create_task(member.replica.core.run())
             await asyncio.sleep(0)  # it takes objects from its first step on
             watching = asyncio.create_task(member.watch())

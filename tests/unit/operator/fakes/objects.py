@@ -424,6 +424,7 @@ def preemption(
     pods: list[str] | None = None,
     requests: list[str] | None = None,
     exits: bool = True,
+    moves: int = 0,
 ) -> Body:
     status: Body = {"acknowledgements": {"expected": 2, "received": 0}}
     if phase is not None:
@@ -458,6 +459,7 @@ def preemption(
             "pods": ["train-workers-0-0-0xyz"] if pods is None else pods,
             "observedAt": stamp(created_at),
             "deadline": stamp(deadline_at),
+            "moves": moves,
             "requests": [{"name": name, "uid": f"uid-{name}"} for name in requests or ()],
             "mode": mode,
             "exits": exits,

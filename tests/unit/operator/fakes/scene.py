@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.decisions.decide import Check, Decision, End, Move, Reached, StartPreemption, decide
+from gracepoint_operator.decisions.effective_signals import SIGNALS_COME_S
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.model.preemption_record import PreemptionRecord
 from gracepoint_operator.signals import BUILT_IN, Row
@@ -87,7 +88,9 @@ class Scene:
         return objects.pod(index, attempt=attempt, on=on, created_at=self.clock())
 
     def recorded(self, **preemption: object) -> PreemptionRecord:
-        """A Preemption that the API has."""
+        """A Preemption that the API has, and that is known for long enough to know its signals too."""
         body = objects.preemption(**preemption)  # type: ignore[arg-type]
+        self.clock.move(-2 * SIGNALS_COME_S)
         self.seen(kinds.PREEMPTIONS, body)
+        self.clock.move(2 * SIGNALS_COME_S)
         return self.cache.preemptions.records[objects.NAMESPACE, body["metadata"]["name"]]
