@@ -14,6 +14,7 @@ from tests.cluster.conftest import NAMESPACE, training_run
 from tests.cluster.machine import end_at_once
 from tests.cluster.small import OURS, SLEEP, container, evict, get, replicated_job
 from tests.testcluster.api import Cluster
+from tests.testcluster.shell import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -50,7 +51,12 @@ def test_drain_of_a_helper_waits_for_the_save_and_its_restart_does_not_count(
         run.wait_for_step(status["step"] + 1)
         found = get(installed, f"jobset/{run.name}")["status"]
         assert (found["restarts"], found.get("restartsCountTowardsMax", 0)) == (1, 0)
-        (again,) = get(installed, "pods", selector)["items"]
-        assert again["metadata"]["uid"] != pod["metadata"]["uid"]
+
+        def started_again() -> bool:
+            uids = {item["metadata"]["uid"] for item in get(installed, "pods", selector)["items"]}
+            return len(uids) == 1 and pod["metadata"]["uid"] not in uids
+
+        # JobSet makes each Job anew once its old one is gone, so the trainers may be faster.
+        wait_until("the helper to start again", started_again, timeout_s=60, every_s=0.5)
     finally:
         end_at_once(run)
