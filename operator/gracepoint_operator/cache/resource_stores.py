@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from gracepoint_operator.kube.objects import LABEL_NAMESPACE_NAME
 from gracepoint_operator.model.evictions import HoldLimit
-from gracepoint_operator.model.preemption_record import PreemptionRecord, RequestRecord
+from gracepoint_operator.model.preemption_record import MOVABLE, PreemptionRecord, RequestRecord
 from gracepoint_operator.resources import CheckpointPolicy, ClusterCheckpointPolicy, made_from, why_no_default
 from gracepoint_operator.workloads import WorkloadIdentity
 
@@ -236,9 +236,9 @@ class PreemptionStore:
     def join(self, preemption: PreemptionRecord) -> None:
         """Joins a record from the API server with what is known of it, and keeps the result."""
         before = self.records.get(preemption.key)
-        if before is None or before.is_of_another_life(preemption) or preemption.spec.moves > before.spec.moves:
-            preemption = dataclasses.replace(preemption, learned_at=self._clock())
         joined = preemption if before is None else before.joined(preemption)
+        if before is None or any(getattr(before.spec, field) != getattr(joined.spec, field) for field in MOVABLE):
+            joined = dataclasses.replace(joined, learned_at=self._clock())
         if joined.same_details(preemption):
             self._unwritten.discard(preemption.key)
         self._keep(joined)

@@ -369,7 +369,11 @@ class Notifier:
             case Move():
                 before, spec = decision.preemption, decision.spec
                 corrected = before.corrected or spec.cause != before.spec.cause
-                self.store_and_notify(dataclasses.replace(before, spec=spec, corrected=corrected))
+                # A deadline of this replica's own is put off by it as soon as its signal is.
+                learned_at = before.learned_at if spec.deadline == before.spec.deadline else None
+                self.store_and_notify(
+                    dataclasses.replace(before, spec=spec, corrected=corrected, learned_at=learned_at)
+                )
             case End():
                 after = preemption_status.ended(
                     decision.preemption.status, decision.phase, decision.reason, decision.message, now

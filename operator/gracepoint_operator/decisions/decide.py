@@ -330,10 +330,12 @@ def _unanswered(preemptions: Sequence[PreemptionRecord], timed: Sequence[Timed])
     """Returns the signals that none of these ended preemptions has answered.
 
     A preemption did not answer a signal that was known at that time but too far ahead, such as a time limit or a
-    postponed maintenance.
+    postponed maintenance. It answered the requests that it names, also those that come to this replica after its end.
     """
 
     def answered(preemption: PreemptionRecord, item: Timed) -> bool:
+        if item.request is not None and item.request.reference in preemption.spec.requests:
+            return preemption.includes(item.signal.pod)
         ended_at = preemption.ended_at or 0.0
         was_far = item.request is None and item.signal.is_far(item.since_at, ended_at)
         return preemption.includes(item.signal.pod) and (

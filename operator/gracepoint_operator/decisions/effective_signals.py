@@ -324,8 +324,9 @@ def gives_way(
     )
 
 
-#: A replica waits so many seconds for the signals of which the record of another one tells.
-SIGNALS_COME_S = 10.0
+#: A replica waits so many seconds for the signals of which the record of another one tells. A watch that is lost without
+#: a sign is noticed within 30 s (``watches``); then its kind is listed.
+SIGNALS_COME_S = 45.0
 
 
 def signals_come_until(preemption: PreemptionRecord) -> float:

@@ -259,8 +259,9 @@ class PreemptionRecord:
         if attempted:
             spec = spec.model_copy(update={"eviction_attempted_at": min(attempted)})
         status = joined_status(self.status, other.status)
-        learned_at = self.learned_at if other.learned_at is None else other.learned_at
-        return dataclasses.replace(other, spec=spec, status=status, corrected=self.corrected, learned_at=learned_at)
+        return dataclasses.replace(
+            other, spec=spec, status=status, corrected=self.corrected, learned_at=self.learned_at
+        )
 
     @property
     def _ended(self) -> Condition | None:

@@ -172,6 +172,7 @@ async def test_vanished_signal_is_retracted_from_all_who_may_know(api: MemoryApi
         told = replica.subscribe(0)
         replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
         await replica.phase("Noticed")
+        replica.watches_bring(*replica.preemptions)  # its own record is no news
         replica.see(kinds.NODES, objects.node("node-1"))
         await replica.phase("Retracted")
         returned = replica.subscribe(1, "s-1")  # it may have been told by its connection before, or by the twin
@@ -237,6 +238,31 @@ async def test_a_deadline_that_is_put_off_is_sent_as_well(api: MemoryApi, clock:
         await until(lambda: replica.named(NAME)["spec"]["moves"] == 1, "the record of it")
         remaining = [frame.remaining_s for frame in await frames(subscriber) if isinstance(frame, Notice)]
         assert remaining == [900.0] or remaining == [300.0, 900.0]
+
+
+async def test_a_request_that_is_put_off_is_not_held_up_by_a_replica_that_sees_it_late(
+    api: MemoryApi, clock: Clock
+) -> None:
+    cluster(api)
+    async with running(api, clock, "first") as first, running(api, clock, "late") as late:
+
+        async def deadline_in(seconds: float) -> None:
+            def is_so() -> bool:
+                first.watches_bring(*api.of(kinds.PREEMPTIONS))
+                late.watches_bring(*api.of(kinds.PREEMPTIONS))
+                return [body["spec"]["deadline"] for body in first.preemptions] == [objects.stamp(NOW + seconds)]
+
+            await until(is_so, f"a deadline in {seconds:.0f} s")
+
+        first.see(kinds.REQUESTS, objects.request(deadlineSeconds=30))
+        late.watches_bring(*api.of(kinds.REQUESTS))
+        await deadline_in(30)
+        clock.move(2)
+        first.see(kinds.REQUESTS, objects.request(deadlineSeconds=600))
+        await until(lambda: first.preemptions[0]["spec"]["moves"] == 1, "the first replica to put it off")
+        await deadline_in(30)  # as the late one knows the request
+        late.watches_bring(*api.of(kinds.REQUESTS))
+        await deadline_in(600)
 
 
 async def test_gang_training_to_its_limit_is_notified_to_leave_with_its_node(api: MemoryApi, clock: Clock) -> None:

@@ -552,6 +552,14 @@ def test_an_earlier_time_that_another_replica_saw_first_is_waited_for() -> None:
     assert scene.move().spec.deadline.timestamp() == NOW + 900
 
 
+def test_a_nearer_deadline_of_another_replica_that_began_at_the_same_time_is_kept() -> None:
+    scene = Scene()
+    scene.seen(kinds.NODES, maintenance(NOW + 900))
+    scene.cache.preemptions.put(begun_as(scene.start().spec))
+    scene.seen(kinds.PREEMPTIONS, objects.preemption(cancelable=True, deadline_at=NOW + 30))
+    assert scene.decisions() == [], "the signal of that deadline is still to come"
+
+
 def test_postponed_maintenance_is_reported_when_near_again() -> None:
     scene = Scene()
     scene.seen(kinds.NODES, maintenance(NOW + 900))

@@ -91,6 +91,15 @@ def test_a_request_that_is_taken_back_before_the_freeze_retracts_its_preemption(
     assert [end.phase for end in ends] == [Phase.RETRACTED]
 
 
+@pytest.mark.parametrize(("mode", "phase"), [("Enforce", "Retracted"), ("Drill", "Committed"), ("Drill", "Retracted")])
+def test_a_request_that_comes_here_after_its_preemption_has_ended_begins_no_other(mode: str, phase: str) -> None:
+    scene = Scene()
+    scene.recorded(mode=mode, phase=phase, cancelable=True, ended_at=NOW + 1, requests=["leave"])
+    scene.clock.move(2)
+    scene.seen(kinds.REQUESTS, objects.request(created_at=NOW - 1, mode=mode))
+    assert not any(isinstance(decision, StartPreemption) for decision in scene.decisions())
+
+
 def test_a_request_that_is_taken_back_at_once_starts_nothing() -> None:
     scene = Scene()
     asked(scene, retracted=True)
