@@ -450,10 +450,15 @@ class DeviceIndex:
         ]
 
     def _newest_slices(self, driver: str, pool: str) -> list[DeviceTaints]:
-        """The slices of a pool's highest generation. The others are about to be deleted, and do not count."""
+        """The slices of a pool's highest generation. The others are about to be deleted, and do not count.
+
+        While slices of that generation are missing, all count: a driver writes one after the other, and a device may
+        be in one that still has the generation before.
+        """
         slices = [self._slices[uid] for uid in sorted(self._of_pool.get((driver, pool), ()))]
-        newest = max((item.generation for item in slices), default=0)
-        return [item for item in slices if item.generation == newest]
+        highest = max((item.generation for item in slices), default=0)
+        newest = [item for item in slices if item.generation == highest]
+        return newest if len(newest) >= max((item.slices for item in newest), default=0) else slices
 
     def _put_claim(self, claim: ClaimedDevices) -> set[str]:
         before = self._claims.get(claim.uid)

@@ -88,14 +88,17 @@ class DeviceTaints:
     Attributes:
         uid: UID of that object.
         pool: Driver and pool of a ResourceSlice. None for a DeviceTaintRule.
-        generation: Generation of the pool. Only the slices of the highest generation count. 0 for a DeviceTaintRule.
+        generation: Generation of the pool. Only the slices of the highest generation count, once there are all of them.
+            0 for a DeviceTaintRule.
         taints: The marks of the catalogue, each with the devices that have the taint.
+        slices: Number of slices of the pool in this generation. 0 for a DeviceTaintRule.
     """
 
     uid: str
     pool: tuple[str, str] | None
     generation: int
     taints: tuple[tuple[DeviceSelector, Mark], ...]
+    slices: int = 0
 
 
 def read_claim(body: Mapping[str, Any]) -> ClaimedDevices:
@@ -137,7 +140,8 @@ def read_slice(body: Mapping[str, Any], marks: ReadMarks) -> DeviceTaints:
             for mark in marks({"metadata": meta, "spec": {"taints": device["taints"]}})
         ]
         generation = int(optional_number(spec["pool"].get("generation"), 0))
-        return DeviceTaints(text(meta["uid"]), (driver, pool), generation, tuple(taints))
+        slices = int(optional_number(spec["pool"].get("resourceSliceCount"), 0))
+        return DeviceTaints(text(meta["uid"]), (driver, pool), generation, tuple(taints), slices)
 
 
 def read_rule(body: Mapping[str, Any], marks: ReadMarks) -> DeviceTaints:

@@ -160,6 +160,22 @@ def test_next_generation_of_a_pool_ends_the_taints_of_all_its_slices() -> None:
     assert found(scene) == []
 
 
+def test_a_taint_stays_while_slices_of_the_next_generation_are_missing() -> None:
+    scene = using_devices()
+    names = ("node-1-tpus", "node-1-others")
+    tainted, other = (
+        objects.resource_slice(slices=2, name=name, tpu_0=taints)
+        for name, taints in zip(names, ([BROKEN], []), strict=True)
+    )
+    scene.seen(kinds.RESOURCE_SLICES, tainted)
+    scene.seen(kinds.RESOURCE_SLICES, other)
+    assert len(found(scene)) == 1
+    scene.seen(kinds.RESOURCE_SLICES, objects.resource_slice(slices=2, generation=2, name=names[1]))
+    assert len(found(scene)) == 1, "the driver writes one slice after the other"
+    scene.seen(kinds.RESOURCE_SLICES, objects.resource_slice(slices=2, generation=2, name=names[0]))
+    assert found(scene) == []
+
+
 def test_claim_that_is_known_after_the_taint_counts_too() -> None:
     scene = Scene()
     scene.seen(*SLICE)

@@ -189,14 +189,16 @@ def resource_claim(
     }
 
 
-def resource_slice(node: str = "node-1", *, generation: int = 1, name: str = "", **taints: list[Body]) -> Body:
-    """As a driver writes it. ``taints``: those of each device, by its name with _ in place of -."""
+def resource_slice(
+    node: str = "node-1", *, generation: int = 1, slices: int = 1, name: str = "", **taints: list[Body]
+) -> Body:
+    """As a driver writes it, one of so many. ``taints``: those of each device, by its name with _ in place of -."""
     named = {device.replace("_", "-"): found for device, found in taints.items()}
     devices = [
         {"name": device} | ({"taints": named[device]} if device in named else {}) for device in ("tpu-0", "tpu-1")
     ]
     name = name or f"{node}-tpus"
-    pool = {"name": node, "generation": generation, "resourceSliceCount": 1}
+    pool = {"name": node, "generation": generation, "resourceSliceCount": slices}
     return {
         "metadata": {"name": name, "uid": f"uid-{name}"},
         "spec": {"driver": "tpu.example.com", "nodeName": node, "pool": pool, "devices": devices},
