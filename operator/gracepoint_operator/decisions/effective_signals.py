@@ -324,8 +324,8 @@ def gives_way(
     )
 
 
-#: A replica waits so many seconds for the signals of which the record of another one tells. A watch that is lost without
-#: a sign is noticed within 30 s (``watches``); then its kind is listed.
+#: A replica waits so many seconds for the signals of which the record of another one tells. A watch that is lost
+#: without a sign is noticed within 30 s (``watches``); then its kind is listed.
 SIGNALS_COME_S = 45.0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
 from gracepoint.wire.messages import Mode, Phase, Trouble, TroubleKind
 from gracepoint_operator import signals
@@ -20,6 +20,7 @@ from gracepoint_operator.resources import (
     PolicyReplica,
     WorkloadConnections,
     WorkloadForecast,
+    WorkloadTrouble,
 )
 from gracepoint_operator.workloads import ANY_NAME, ANY_PLURAL, Workload, WorkloadIdentity
 
@@ -503,6 +504,10 @@ def _whole_second(at: float) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(at, datetime.UTC).replace(microsecond=0)
 
 
+#: As long as the resource's schema allows, and as many entries.
+_SENTENCE, _TROUBLES = 1024, 50
+#: What is over stays in the status for so many seconds.
+_OVER_S = 600.0
 #: The condition of each kind, which is False while there is such trouble.
 CONDITIONS = {TroubleKind.SAVES: "Saving", TroubleKind.DELETIONS: "CleanedUp"}
 REASONS_FAIL = {TroubleKind.SAVES: "SavesFail", TroubleKind.DELETIONS: "DeletionsFail"}
@@ -529,15 +534,49 @@ def trouble_note(trouble: Trouble) -> Note:
     return Note(REASONS_FAIL[kind], trouble_sentence(trouble), warning=True)
 
 
-def trouble_condition(policy: CheckpointPolicy, kind: TroubleKind, failing: Mapping[str, str], now: float) -> Condition:
-    """Returns the condition of one kind.
+def workload_trouble(
+    workload: WorkloadIdentity, kind: TroubleKind, trouble: Trouble | None, at: float
+) -> WorkloadTrouble:
+    """Returns the entry of a workload in the status of its policy. ``trouble`` None: it is over."""
+    return WorkloadTrouble(
+        name=workload.name,
+        uid=workload.uid,
+        workload_kind=WorkloadTrouble.named(workload.kind),
+        trouble=kind,
+        message=None if trouble is None else trouble_sentence(trouble)[:_SENTENCE],
+        time=datetime.datetime.fromtimestamp(at, datetime.UTC),
+    )
 
-    Args:
-        policy: The policy.
-        kind: The kind.
-        failing: What is known of each trouble of this kind, by the name of the workload.
-        now: Seconds since the epoch.
+
+def newest_troubles(
+    local: Iterable[WorkloadTrouble], stored: Iterable[WorkloadTrouble], workload_uids: Set[str], now: float
+) -> list[WorkloadTrouble]:
+    """Merges what two replicas know, so that both report the same: the newest of each workload and kind.
+
+    What is over stays for a while, so that a replica which knows of the failure alone learns of its end.
     """
+    newest: dict[tuple[str, str], WorkloadTrouble] = {}
+    for item in sorted((*stored, *local), key=lambda item: item.time):
+        if item.uid in workload_uids:
+            newest[item.uid, item.trouble] = item
+    kept = [item for item in newest.values() if item.message is not None or now - item.time.timestamp() < _OVER_S]
+    kept.sort(key=lambda item: (item.message is None, -item.time.timestamp()))
+    return sorted(kept[:_TROUBLES], key=lambda item: (item.name, item.uid, item.trouble))
+
+
+def trouble_conditions(policy: CheckpointPolicy, entries: Sequence[WorkloadTrouble], now: float) -> Iterator[Condition]:
+    """Yields the conditions of a policy with these entries, of each kind that it has ever had."""
+    shown = {condition.type for condition in policy.status.conditions or ()}
+    for kind in TroubleKind:
+        of_kind = [item for item in entries if item.trouble == kind]
+        if of_kind or (CONDITIONS[kind] in shown and policy.status.troubles is not None):
+            failing = {item.name: item.message for item in of_kind if item.message is not None}
+            yield _trouble_condition(policy, kind, failing, now)
+
+
+def _trouble_condition(
+    policy: CheckpointPolicy, kind: TroubleKind, failing: Mapping[str, str], now: float
+) -> Condition:
     message = _NONE[kind]
     if failing:
         names = sorted(failing)
@@ -553,9 +592,12 @@ def trouble_condition(policy: CheckpointPolicy, kind: TroubleKind, failing: Mapp
     )
 
 
-def shown_trouble(policy: CheckpointPolicy, kind: TroubleKind) -> tuple[bool, float] | None:
-    """Returns whether the policy's condition says that there is trouble, and since when. None: it has none."""
-    for condition in policy.status.conditions or ():
-        if condition.type == CONDITIONS[kind]:
-            return condition.status is ConditionStatus.FALSE, condition.last_transition_time.timestamp()
-    return None
+def shows_trouble(policy: CheckpointPolicy, kind: TroubleKind, workload_uid: str) -> bool:
+    """Returns whether the policy's status says that a workload has trouble of a kind, or may have."""
+    if policy.status.troubles is not None:
+        return any(
+            (item.uid, item.trouble) == (workload_uid, kind) and item.message is not None
+            for item in policy.status.troubles
+        )
+    conditions = policy.status.conditions or ()  # as an older version wrote it
+    return any(item.type == CONDITIONS[kind] and item.status is ConditionStatus.FALSE for item in conditions)

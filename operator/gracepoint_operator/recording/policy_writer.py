@@ -45,6 +45,7 @@ from gracepoint_operator.resources import (
     WorkloadForecast,
     WorkloadGoodput,
     WorkloadSnapshots,
+    WorkloadTrouble,
     WorkloadWaits,
 )
 from gracepoint_operator.workloads import Workload
@@ -124,6 +125,7 @@ def _facts(status: CheckpointPolicyStatus) -> object:
         (status.observed_generation, status.workloads, status.last_save, status.replicas, conditions),
         status.waits,
         {item.uid: (item.reason, item.copies) for item in status.snapshots or ()},
+        {(item.uid, item.trouble): item.message for item in status.troubles or ()},
         {item.uid for item in status.forecasts or ()},
         {entry.uid: (entry.suggestion is None, *stages(accounts.read(entry))) for entry in status.goodput or ()},
     )
@@ -191,7 +193,8 @@ class PolicyWriter:
         self._mended: set[Key] = set()  # policies of which nothing is refused any more, until that is written
         self._connections: dict[Key, tuple[GangConnection, ...]] = {}
         self._stalls: dict[Key, dict[str, str]] = {}  # policy -> workload's name -> what is known of its stall
-        self._troubles: dict[tuple[Key, TroubleKind], dict[str, str]] = {}  # likewise, of each kind
+        # Workload's UID and kind -> newest that came to this replica.
+        self._troubles: dict[tuple[str, str], WorkloadTrouble] = {}
         self._waits: dict[Key, Callable[[int], Sequence[WorkloadWaits]]] = {}
         self._snapshots: dict[str, WorkloadSnapshots] = {}  # workload's UID -> newest that came to this replica
         self.goodput = GoodputRecorder(cache, self._changed, metrics, clock)
@@ -249,7 +252,6 @@ class PolicyWriter:
                 del kept[key]
         # A stall that lasts is written if the policy comes back. None is nothing.
         self._stalls = {key: kept for key, kept in self._stalls.items() if kept or not is_gone(key)}
-        self._troubles = {key: kept for key, kept in self._troubles.items() if kept or not is_gone(key[0])}
         self._waits = {key: kept for key, kept in self._waits.items() if kept(1) or not is_gone(key)}
 
     def _changed(self, namespace: str, name: str, news: bool) -> None:
@@ -292,10 +294,14 @@ class PolicyWriter:
         self._stalls[policy] = dict(stalled)
         self.touch(*policy)
 
-    def troubles(self, policy: Key, kind: TroubleKind, failing: Mapping[str, str]) -> None:
-        """As ``stalls``, for what goes wrong while training continues."""
-        self._troubles[policy, kind] = dict(failing)
-        self.touch(*policy)
+    def trouble(self, workload: Workload, entry: WorkloadTrouble) -> None:
+        """Takes what fails in a gang while it trains, or that it is over."""
+        self._troubles[entry.uid, entry.trouble] = entry
+        self.touch(workload.namespace, workload.policy)
+
+    def forget_trouble(self, workload_uid: str, kind: TroubleKind) -> None:
+        """Another replica knows more of it now."""
+        self._troubles.pop((workload_uid, kind), None)
 
     def waits(self, policy: Key, entries: Callable[[int], Sequence[WorkloadWaits]]) -> None:
         """As ``stalls``, for what the policy's gangs wait for before they run.
@@ -340,6 +346,8 @@ class PolicyWriter:
         """The workload is gone."""
         self._forecasts.pop(workload_uid, None)
         self._snapshots.pop(workload_uid, None)
+        for kind in TroubleKind:
+            self.forget_trouble(workload_uid, kind)
         self.goodput.forget(workload_uid)
 
     async def close(self, timeout_s: float) -> None:
@@ -354,10 +362,9 @@ class PolicyWriter:
         try:
             policy = CheckpointPolicy.of(body)
         except Unreadable as error:
-            changes, workloads, stalls, troubles, waits = self._unreadable(body, str(error)), [], None, {}, None
+            changes, workloads, stalls, waits = self._unreadable(body, str(error)), [], None, None
         else:
             stalls, waits = self._stalls.get(key), self._waits.get(key)
-            troubles = {kind: self._troubles[key, kind] for kind in TroubleKind if (key, kind) in self._troubles}
             workloads = self._workloads(key)
             status = self._status(policy, workloads)
             changes = status.changes_since(policy.status) if self._is_due(policy, status) else {}
@@ -371,9 +378,6 @@ class PolicyWriter:
             del self._stalls[key]
         if waits is not None and not waits(1) and self._waits.get(key) is waits:
             del self._waits[key]
-        for kind, failing in troubles.items():
-            if not failing and self._troubles.get((key, kind)) is failing:
-                del self._troubles[key, kind]
         if mended and key not in self._unrecorded:
             self._mended.discard(key)
 
@@ -480,12 +484,9 @@ class PolicyWriter:
             conditions.append(policy_conditions.stalled(policy.generation, None, now))
         if key in self._stalls:
             conditions.append(preemption_status.progress_condition(policy, self._stalls[key], now))
-        conditions += [
-            policy_conditions.trouble_condition(policy, kind, self._troubles[key, kind], now)
-            for kind in TroubleKind
-            if (key, kind) in self._troubles
-        ]
         uids = {item.uid for item in workloads}
+        troubles = policy_conditions.newest_troubles(self._troubles.values(), policy.status.troubles or (), uids, now)
+        conditions += policy_conditions.trouble_conditions(policy, troubles, now)
         entries = self._waits[key](_WAITS) if key in self._waits else policy.status.waits or ()
         waits = [entry for entry in entries if entry.uid in uids]
         if key in self._waits or any(item.type == CONDITION_STARTED for item in before):
@@ -508,6 +509,7 @@ class PolicyWriter:
             last_save=policy_conditions.last_save(preemptions, policy.status.last_save),
             waits=waits if waits or policy.status.waits is not None else None,
             snapshots=snapshots if snapshots or policy.status.snapshots is not None else None,
+            troubles=troubles if troubles or policy.status.troubles is not None else None,
             replicas=None if policy.status.replicas is None else self._living(policy.status.replicas),
         )
 

@@ -5,8 +5,8 @@
 
 ``take``, ``resumed``, ``follow`` and ``forget`` are called on the controller's event loop and do not wait. The Events
 are posted by tasks of a write queue, which ``close`` ends. Each replica knows what pods reported to it, and the one
-that got the newest report writes the condition. If the other one got the report of the end, the policy's condition
-says so (``follow``). A gang that still has trouble reports it again with each failure.
+that got the newest report writes it. If the other one got the report of the end, the policy's status says so
+(``follow``). A gang that still has trouble reports it again with each failure.
 """
 
 from __future__ import annotations
@@ -116,59 +116,54 @@ class TroubleRecorder(Recorder):
         current = _KnownTrouble(workload, trouble, now if earlier is None else earlier.since, now)
         if not trouble.over:
             self._troubles[workload.uid, kind] = current
+        self._show(kind)
         if earlier is None and not trouble.over:
             self._metrics.troubles.labels(kind).inc()
         if earlier is None or trouble.over:
             self._unposted.setdefault(workload.uid, {})[kind] = current
             self._write_queue.touch((workload.namespace, workload.uid))
-        self._show(workload, kind)
+        self._write_entry(workload, kind, None if trouble.over else trouble)
 
     def resumed(self, workload_uid: str) -> None:
         """The gang has started again: if it still has trouble, it will report it."""
         workload = self._cache.objects.workloads.get(workload_uid)
+        policy = None if workload is None else self._cache.policies.get((workload.namespace, workload.policy))
         for kind in TroubleKind:
-            self._end(workload_uid, kind)
-            policy = None if workload is None else self._cache.policies.get((workload.namespace, workload.policy))
-            if (
-                workload is not None
-                and policy is not None
-                and (shown := policy_conditions.shown_trouble(policy, kind))
-                and shown[0]
-            ):
-                self._show(workload, kind)  # the replica that knew of it may be gone
+            was_known = self._end(workload_uid, kind)
+            is_shown = policy is not None and policy_conditions.shows_trouble(policy, kind, workload_uid)
+            if workload is not None and (was_known or is_shown):  # the replica that knew of it may be gone
+                self._write_entry(workload, kind, None)
 
     def follow(self, policy: CheckpointPolicy) -> None:
         """Takes from a policy's status what the other replica heard the end of."""
         for kind in TroubleKind:
-            shown = policy_conditions.shown_trouble(policy, kind)
-            for (uid, current_kind), current in list(self._troubles.items()):
-                key = (current.workload.namespace, current.workload.policy)
-                is_over = shown is not None and not shown[0] and shown[1] > current.at
-                if current_kind is kind and key == (policy.namespace, policy.name) and is_over:
-                    self._end(uid, kind)
+            for entry in policy.status.troubles or ():
+                current = self._troubles.get((entry.uid, kind))
+                is_over = entry.trouble == kind and entry.message is None
+                if is_over and current is not None and entry.time.timestamp() > current.at:
+                    self._end(entry.uid, kind)
 
     def forget(self, uid: str) -> None:
         """A workload is gone."""
         self._unposted.pop(uid, None)
         for kind in TroubleKind:
-            self._end(uid, kind)
+            current = self._troubles.get((uid, kind))
+            if current is not None and self._end(uid, kind):
+                self._policy_writer.touch(current.workload.namespace, current.workload.policy)
 
-    def _end(self, workload_uid: str, kind: TroubleKind) -> None:
-        current = self._troubles.pop((workload_uid, kind), None)
-        if current is not None:
-            self._show(current.workload, kind)
+    def _end(self, workload_uid: str, kind: TroubleKind) -> bool:
+        """Forgets a trouble. Returns whether it was known."""
+        was_known = self._troubles.pop((workload_uid, kind), None) is not None
+        self._policy_writer.forget_trouble(workload_uid, kind)
+        self._show(kind)
+        return was_known
 
-    def _show(self, workload: Workload, kind: TroubleKind) -> None:
-        """Shows the troubles of a kind in the metric, and those of the workload's policy in its condition."""
-        of_kind = [item for (_, item_kind), item in self._troubles.items() if item_kind is kind]
-        self._metrics.troubled.labels(kind).set(len(of_kind))
-        key = (workload.namespace, workload.policy)
-        failing = {
-            item.workload.name: policy_conditions.trouble_sentence(item.trouble)
-            for item in of_kind
-            if (item.workload.namespace, item.workload.policy) == key
-        }
-        self._policy_writer.troubles(key, kind, failing)
+    def _show(self, kind: TroubleKind) -> None:
+        self._metrics.troubled.labels(kind).set(sum(item_kind is kind for _, item_kind in self._troubles))
+
+    def _write_entry(self, workload: Workload, kind: TroubleKind, trouble: Trouble | None) -> None:
+        entry = policy_conditions.workload_trouble(workload, kind, trouble, self._clock())
+        self._policy_writer.trouble(workload, entry)
 
     async def _write(self, key: Key) -> None:
         for current in self._unposted.pop(key[1], {}).values():

@@ -36,6 +36,7 @@ from gracepoint_operator.resources.policy_status import (
     WorkloadForecast,
     WorkloadGoodput,
     WorkloadSnapshots,
+    WorkloadTrouble,
     WorkloadWaits,
 )
 from gracepoint_operator.resources.preemption import (
@@ -99,6 +100,7 @@ __all__ = [
     "WorkloadGoodput",
     "WorkloadReference",
     "WorkloadSnapshots",
+    "WorkloadTrouble",
     "WorkloadWaits",
     "default_of",
     "made_from",

@@ -55,9 +55,9 @@ def rules(*items: dict[str, Any]) -> dict[str, Any]:
     return {"x-kubernetes-validations": list(items)}
 
 
-def list_map(key: str) -> dict[str, Any]:
-    """The schema extension of a list whose entries are distinguished by ``key``, each owned by its writer."""
-    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+def list_map(*keys: str) -> dict[str, Any]:
+    """The schema extension of a list whose entries are distinguished by ``keys``, each owned by its writer."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
 def _of_64_bits(value: int) -> int:

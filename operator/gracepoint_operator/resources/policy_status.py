@@ -287,6 +287,21 @@ class WorkloadSnapshots(OfWorkload):
     """When this was known."""
 
 
+class WorkloadTrouble(OfWorkload):
+    """What fails in one JobSet while it trains, from its newest report."""
+
+    name: ObjectName
+    """Name of the JobSet."""
+    uid: Uid
+    """UID of the JobSet."""
+    trouble: Annotated[str, Field(min_length=1, max_length=32)]
+    """What fails, in one word: Saves or Deletions."""
+    message: Text | None = None
+    """What is known of it, in one sentence. Absent: it is over."""
+    time: Time
+    """When this was known."""
+
+
 class WorkloadConnections(Model):
     """How many pods of one JobSet are connected to one replica."""
 
@@ -328,7 +343,8 @@ class CheckpointPolicyStatus(Model):
     that holds up the others. Absent: no JobSet has stalled. Started: False while a JobSet waits for infrastructure
     before all its processes run; its message says for what. Absent: none has waited for long. SnapshotsSafe: the
     JobSets have snapshots in the memory of nodes, in as many copies as the policy says and not too old. Absent: none
-    has reported any. Stalled: True while the policy cannot be read."""
+    has reported any. Saving, CleanedUp: False while periodic saves, or deletions of checkpoints, of a JobSet fail.
+    Absent: none has failed. Stalled: True while the policy cannot be read."""
     forecasts: Annotated[list[WorkloadForecast], Field(max_length=50, json_schema_extra=list_map("uid"))] | None = None
     """The newest predictions, at most 50. FitsGrace is computed from them."""
     goodput: Annotated[list[WorkloadGoodput], Field(max_length=50, json_schema_extra=list_map("uid"))] | None = None
@@ -337,6 +353,11 @@ class CheckpointPolicyStatus(Model):
     """What JobSets wait for before all their processes run; at most 50 JobSets. Started is computed from these."""
     snapshots: Annotated[list[WorkloadSnapshots], Field(max_length=50, json_schema_extra=list_map("uid"))] | None = None
     """What of JobSets is safe in the memory of nodes; at most 50 JobSets. SnapshotsSafe is computed from these."""
+    troubles: (
+        Annotated[list[WorkloadTrouble], Field(max_length=50, json_schema_extra=list_map("uid", "trouble"))] | None
+    ) = None
+    """What fails in JobSets while they train, and what has failed lately; at most 50 entries. Saving and CleanedUp are
+    computed from these."""
     last_save: LastSave | None = None
     """The newest emergency save. Absent: none was committed yet."""
     replicas: Annotated[list[PolicyReplica], Field(max_length=16, json_schema_extra=list_map("name"))] | None = None

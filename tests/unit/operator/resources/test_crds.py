@@ -79,7 +79,7 @@ def test_lists_that_several_writers_share_are_distinguished_by_a_required_key(na
         expected |= {".status.timings": ["stage"], ".status.replicas": ["name"], ".spec.requests": ["uid"]}
     else:
         expected |= {".status.forecasts": ["uid"], ".status.goodput": ["uid"], ".status.replicas": ["name"]}
-        expected |= {".status.waits": ["uid"], ".status.snapshots": ["uid"]}
+        expected |= {".status.waits": ["uid"], ".status.snapshots": ["uid"], ".status.troubles": ["uid", "trouble"]}
     assert shared == expected
     for path, node in _nodes(_schema(name)):
         if path in shared:
