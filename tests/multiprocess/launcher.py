@@ -23,7 +23,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -92,9 +91,8 @@ class Result:
 
 
 def say(word: str, value: Any) -> None:
-    """Prints what ``said`` finds, in one write: else the log of another thread may come into the line."""
-    sys.stdout.write(f"{word} {json.dumps(value)}\n")
-    sys.stdout.flush()
+    """Prints what ``said`` finds."""
+    print(word, json.dumps(value))
 
 
 def said(result: Result, word: str) -> list[Any]:

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import io
 import json
 import os
 import runpy
@@ -83,7 +84,7 @@ class Nursery:
         self._codes: dict[int, int] = {}
         with theirs:
             self._process = subprocess.Popen(
-                [*under, sys.executable, "-u", "-X", "faulthandler", __file__, str(theirs.fileno())],
+                [*under, sys.executable, "-X", "faulthandler", __file__, str(theirs.fileno())],
                 # OpenBLAS would start threads when it is imported.
                 env={**environment, "OPENBLAS_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
@@ -180,6 +181,9 @@ def _main(descriptor: int) -> str:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
+    # A line is one write: else the log of another thread, which goes to the same file, may come into it.
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = request["argv"]
