@@ -50,6 +50,7 @@ from gracepoint_operator.decisions.decide import (
     decide,
     holds_back,
     next_decision_at,
+    sees_signals,
 )
 from gracepoint_operator.decisions.policy_conditions import PodRights
 from gracepoint_operator.event_loop import LoopLag
@@ -336,6 +337,10 @@ class Reconciler:
                     waits = True
                 case _:
                     self._notifier.carry_out(decision)
+        for preemption in gang.preemptions:
+            is_new = preemption.learned_at is not None and not (preemption.seen or preemption.phase.ended)
+            if is_new and sees_signals(gang, preemption, now):
+                self._cache.preemptions.note_seen(preemption.key)
         if not waits:
             self.held_back.discard(uid)
         elif uid not in self.held_back:
@@ -599,7 +604,7 @@ class Controller:
             self._take(reading, "MODIFIED")
 
     def _take(self, reading: ObjectReading, event: str | None) -> None:
-        policy_before = self._readable_policy(reading)
+        policy_before, workload_before = self._readable_policy(reading), self.cache.objects.workloads.get(reading.uid)
         # A watch can report a change of an object before the first list has brought it. What the object has then may
         # be older than the event.
         listed = event is None or (event == "MODIFIED" and reading.uid not in self.cache.uids(reading.kind))
@@ -611,6 +616,8 @@ class Controller:
         if reading.kind is objects.PREEMPTIONS and affected:
             self._follow(reading)
         self._note_policy(reading, policy_before)
+        if isinstance(reading.value, Workload):
+            self._note_workload(reading.value, workload_before)
         if isinstance(reading.value, objects.Pod):
             self.writers.ended_pods.see(reading.value, reading.marks)
         self._decide_soon(affected)
@@ -660,8 +667,12 @@ class Controller:
             now = self._readable_policy(reading)
             if before is None or now is None or (before.uid, before.generation) != (now.uid, now.generation):
                 self.writers.policies.touch(*reading.key)
-        elif isinstance(reading.value, Workload):
-            self.writers.policies.touch(reading.namespace, reading.value.policy)
+
+    def _note_workload(self, workload: Workload, before: Workload | None) -> None:
+        if workload.finished:
+            self.writers.finish(workload.uid)
+        for policy in {workload.policy} | ({before.policy} if before is not None else set()):
+            self.writers.policies.touch(workload.namespace, policy)
 
     def _follow_limits(self, *, of_all: bool = False) -> None:
         """Shows the limits for evictions, logs what has changed, and writes the statuses that it matters to soon.

@@ -238,10 +238,14 @@ class PreemptionStore:
         before = self.records.get(preemption.key)
         joined = preemption if before is None else before.joined(preemption)
         if before is None or any(getattr(before.spec, field) != getattr(joined.spec, field) for field in MOVABLE):
-            joined = dataclasses.replace(joined, learned_at=self._clock())
+            joined = dataclasses.replace(joined, learned_at=self._clock(), seen=False)
         if joined.same_details(preemption):
             self._unwritten.discard(preemption.key)
         self._keep(joined)
+
+    def note_seen(self, key: Key) -> None:
+        """Notes that this replica has seen the signals of a preemption of which it learned from its record."""
+        self._keep(dataclasses.replace(self.records[key], seen=True))
 
     def put_request(self, request: RequestRecord) -> Key:
         """Keeps a request. Returns the namespace and name of the workload that it is for."""

@@ -409,7 +409,7 @@ def _expired(preemption: PreemptionRecord) -> End:
 
 def _signals_went_away(gang: GangSnapshot, current: PreemptionRecord, now: float) -> bool:
     """True if the pods of the preemption and their nodes still exist and have no signal any more."""
-    if now <= signals_come_until(current):
+    if not current.seen and now <= signals_come_until(current):
         return False
     named = set(current.spec.pods)
     pods = {pod.name: pod for pod in gang.members if pod.name in named and current.includes(pod)}
@@ -420,6 +420,15 @@ def _signals_went_away(gang: GangSnapshot, current: PreemptionRecord, now: float
     policy, drills = current.spec.policy.spec, current.is_rehearsal
     suspects = [pod for pod in gang.suspects if current.includes(pod)]
     return not any(True for pod in suspects for _ in relevant(gang, pod, policy, now, drills=drills))
+
+
+def sees_signals(gang: GangSnapshot, preemption: PreemptionRecord, now: float) -> bool:
+    """Returns whether signals that are known here name all pods and requests of an open preemption."""
+    timed = _joining(gang, preemption, now)
+    named = {item.signal.pod.name for item in timed}
+    asked = {item.request.uid for item in timed if item.request is not None}
+    spec = preemption.spec
+    return named.issuperset(spec.pods) and asked.issuperset(request.uid for request in spec.requests)
 
 
 def _milestones(gang: GangSnapshot, latest: PreemptionRecord) -> list[Decision]:

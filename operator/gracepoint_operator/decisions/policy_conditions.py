@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 
-from gracepoint.wire.messages import Mode, Phase, Trouble, TroubleKind
+from gracepoint.wire.messages import Mode, Phase, Trouble, TroubleKind, one_line
 from gracepoint_operator import signals
 from gracepoint_operator.decisions.preemption_status import Note
 from gracepoint_operator.kube.objects import Node, Pod
@@ -506,8 +506,6 @@ def _whole_second(at: float) -> datetime.datetime:
 
 #: As long as the resource's schema allows, and as many entries.
 _SENTENCE, _TROUBLES = 1024, 50
-#: What is over stays in the status for so many seconds.
-_OVER_S = 600.0
 #: The condition of each kind, which is False while there is such trouble.
 CONDITIONS = {TroubleKind.SAVES: "Saving", TroubleKind.DELETIONS: "CleanedUp"}
 REASONS_FAIL = {TroubleKind.SAVES: "SavesFail", TroubleKind.DELETIONS: "DeletionsFail"}
@@ -534,53 +532,46 @@ def trouble_note(trouble: Trouble) -> Note:
     return Note(REASONS_FAIL[kind], trouble_sentence(trouble), warning=True)
 
 
-def workload_trouble(
-    workload: WorkloadIdentity, kind: TroubleKind, trouble: Trouble | None, at: float
-) -> WorkloadTrouble:
-    """Returns the entry of a workload in the status of its policy. ``trouble`` None: it is over."""
+def workload_trouble(workload: WorkloadIdentity, trouble: Trouble, since: float) -> WorkloadTrouble:
+    """Returns the entry of a workload in the status of its policy."""
     return WorkloadTrouble(
         name=workload.name,
         uid=workload.uid,
         workload_kind=WorkloadTrouble.named(workload.kind),
-        trouble=kind,
-        message=None if trouble is None else trouble_sentence(trouble)[:_SENTENCE],
-        time=datetime.datetime.fromtimestamp(at, datetime.UTC),
+        trouble=trouble.kind,
+        message=one_line(trouble_sentence(trouble))[:_SENTENCE],
+        since=datetime.datetime.fromtimestamp(since, datetime.UTC),
     )
 
 
-def newest_troubles(
-    local: Iterable[WorkloadTrouble], stored: Iterable[WorkloadTrouble], workload_uids: Set[str], now: float
+def joined_troubles(
+    local: Mapping[tuple[str, str], WorkloadTrouble | None], stored: Iterable[WorkloadTrouble], workload_uids: Set[str]
 ) -> list[WorkloadTrouble]:
-    """Merges what two replicas know, so that both report the same: the newest of each workload and kind.
+    """Returns the entries of a policy after what this replica knows: by UID and trouble. None: it is over.
 
-    What is over stays for a while, so that a replica which knows of the failure alone learns of its end.
+    An entry that is stored keeps its place, so that none is pushed out of the list by another one.
     """
-    newest: dict[tuple[str, str], WorkloadTrouble] = {}
-    for item in sorted((*stored, *local), key=lambda item: item.time):
-        if item.uid in workload_uids:
-            newest[item.uid, item.trouble] = item
-    kept = [item for item in newest.values() if item.message is not None or now - item.time.timestamp() < _OVER_S]
-    kept.sort(key=lambda item: (item.message is None, -item.time.timestamp()))
-    return sorted(kept[:_TROUBLES], key=lambda item: (item.name, item.uid, item.trouble))
+    joined: dict[tuple[str, str], WorkloadTrouble | None] = {(item.uid, item.trouble): item for item in stored}
+    joined.update(local)
+    return [item for item in joined.values() if item is not None and item.uid in workload_uids][:_TROUBLES]
 
 
-def trouble_conditions(policy: CheckpointPolicy, entries: Sequence[WorkloadTrouble], now: float) -> Iterator[Condition]:
-    """Yields the conditions of a policy with these entries, of each kind that it has ever had."""
-    shown = {condition.type for condition in policy.status.conditions or ()}
-    for kind in TroubleKind:
-        of_kind = [item for item in entries if item.trouble == kind]
-        if of_kind or (CONDITIONS[kind] in shown and policy.status.troubles is not None):
-            failing = {item.name: item.message for item in of_kind if item.message is not None}
-            yield _trouble_condition(policy, kind, failing, now)
-
-
-def _trouble_condition(
-    policy: CheckpointPolicy, kind: TroubleKind, failing: Mapping[str, str], now: float
+def trouble_condition(
+    policy: CheckpointPolicy, kind: TroubleKind, entries: Iterable[WorkloadTrouble], now: float
 ) -> Condition:
+    """Returns the condition of one kind.
+
+    Args:
+        policy: The policy.
+        kind: The kind.
+        entries: Its entries of all kinds.
+        now: Seconds since the epoch.
+    """
+    failing = {f"{item.name} {item.kind}": item for item in entries if item.trouble == kind}
     message = _NONE[kind]
     if failing:
-        names = sorted(failing)
-        first = f"{names[0]}: {failing[names[0]]}"
+        names = [failing[key].name for key in sorted(failing)]
+        first = f"{names[0]}: {failing[min(failing)].message}"
         message = f"{len(names)} {ANY_PLURAL} {_FAILING[kind]} ({', '.join(names[:5])}). {first}"
     return Condition(
         type=CONDITIONS[kind],
@@ -594,10 +585,16 @@ def _trouble_condition(
 
 def shows_trouble(policy: CheckpointPolicy, kind: TroubleKind, workload_uid: str) -> bool:
     """Returns whether the policy's status says that a workload has trouble of a kind, or may have."""
-    if policy.status.troubles is not None:
-        return any(
-            (item.uid, item.trouble) == (workload_uid, kind) and item.message is not None
-            for item in policy.status.troubles
-        )
-    conditions = policy.status.conditions or ()  # as an older version wrote it
-    return any(item.type == CONDITIONS[kind] and item.status is ConditionStatus.FALSE for item in conditions)
+    entries = policy.status.troubles
+    if entries is None:
+        shown = shown_trouble(policy, kind)
+        return shown is not None and shown[0]
+    return any((item.uid, item.trouble) == (workload_uid, kind) for item in entries)
+
+
+def shown_trouble(policy: CheckpointPolicy, kind: TroubleKind) -> tuple[bool, float] | None:
+    """Returns whether the policy's condition says that there is trouble, and since when. None: it has none."""
+    for condition in policy.status.conditions or ():
+        if condition.type == CONDITIONS[kind]:
+            return condition.status is ConditionStatus.FALSE, condition.last_transition_time.timestamp()
+    return None

@@ -108,6 +108,7 @@ class PreemptionRecord:
         corrected: Whether this replica has corrected the cause.
         learned_at: When this replica got the spec from another one, with the record in the API: seconds since the
             epoch. None: it decided so by itself.
+        seen: Whether signals that this replica has seen since then have named all its pods and requests.
     """
 
     namespace: str
@@ -117,7 +118,8 @@ class PreemptionRecord:
     status: PreemptionStatus
     generation: int = dataclasses.field(default=0, compare=False)
     corrected: bool = dataclasses.field(default=False, compare=False)
-    learned_at: float | None = dataclasses.field(default=None, compare=False)
+    learned_at: float | None = None
+    seen: bool = False
 
     @staticmethod
     def of(body: Mapping[str, Any]) -> PreemptionRecord:
@@ -260,7 +262,7 @@ class PreemptionRecord:
             spec = spec.model_copy(update={"eviction_attempted_at": min(attempted)})
         status = joined_status(self.status, other.status)
         return dataclasses.replace(
-            other, spec=spec, status=status, corrected=self.corrected, learned_at=self.learned_at
+            other, spec=spec, status=status, corrected=self.corrected, learned_at=self.learned_at, seen=self.seen
         )
 
     @property

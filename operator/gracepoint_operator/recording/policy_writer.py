@@ -20,6 +20,7 @@ from typing import Any
 from gracepoint.wire import names
 from gracepoint.wire.messages import Forecast, TroubleKind
 from gracepoint_operator.cache.cluster_cache import ClusterCache
+from gracepoint_operator.cache.indexes import version_of
 from gracepoint_operator.decisions import policy_conditions, preemption_status, snapshot_placement, waiting
 from gracepoint_operator.decisions.policy_conditions import GangConnection, PodRights
 from gracepoint_operator.goodput import accounts
@@ -51,6 +52,8 @@ from gracepoint_operator.resources import (
 from gracepoint_operator.workloads import Workload
 
 logger = logging.getLogger(__name__)
+
+TroubleKey = tuple[str, str]  # UID of the workload, trouble
 
 #: How far a duration, or a share of an account, has to move until the figure that is written misleads.
 _PART, _LEAST_S, _SHARE = 0.25, 1.0, 0.01
@@ -125,10 +128,15 @@ def _facts(status: CheckpointPolicyStatus) -> object:
         (status.observed_generation, status.workloads, status.last_save, status.replicas, conditions),
         status.waits,
         {item.uid: (item.reason, item.copies) for item in status.snapshots or ()},
-        {(item.uid, item.trouble): item.message for item in status.troubles or ()},
+        _troubles_in(status),
         {item.uid for item in status.forecasts or ()},
         {entry.uid: (entry.suggestion is None, *stages(accounts.read(entry))) for entry in status.goodput or ()},
     )
+
+
+def _troubles_in(status: CheckpointPolicyStatus) -> dict[TroubleKey, str]:
+    """The sentences of the troubles in a status."""
+    return {(item.uid, item.trouble): item.message for item in status.troubles or ()}
 
 
 def _pairs(
@@ -193,8 +201,11 @@ class PolicyWriter:
         self._mended: set[Key] = set()  # policies of which nothing is refused any more, until that is written
         self._connections: dict[Key, tuple[GangConnection, ...]] = {}
         self._stalls: dict[Key, dict[str, str]] = {}  # policy -> workload's name -> what is known of its stall
-        # Workload's UID and kind -> newest that came to this replica.
-        self._troubles: dict[tuple[str, str], WorkloadTrouble] = {}
+        # Workload's UID and trouble -> newest that came to this replica. None: it is over, until that is written.
+        self._troubles: dict[TroubleKey, WorkloadTrouble | None] = {}
+        # Those that are in the status of their policy: the policy's UID, and the version in which they are.
+        self._shown_troubles: dict[TroubleKey, tuple[str, int]] = {}
+        self._over: list[TroubleKey] = []  # see ``follow``
         self._waits: dict[Key, Callable[[int], Sequence[WorkloadWaits]]] = {}
         self._snapshots: dict[str, WorkloadSnapshots] = {}  # workload's UID -> newest that came to this replica
         self.goodput = GoodputRecorder(cache, self._changed, metrics, clock)
@@ -294,14 +305,34 @@ class PolicyWriter:
         self._stalls[policy] = dict(stalled)
         self.touch(*policy)
 
-    def trouble(self, workload: Workload, entry: WorkloadTrouble) -> None:
-        """Takes what fails in a gang while it trains, or that it is over."""
-        self._troubles[entry.uid, entry.trouble] = entry
+    def trouble(self, workload: Workload, kind: TroubleKind, entry: WorkloadTrouble | None) -> None:
+        """Takes what fails in a gang while it trains. None: it is over."""
+        self._troubles[workload.uid, kind] = entry
         self.touch(workload.namespace, workload.policy)
 
-    def forget_trouble(self, workload_uid: str, kind: TroubleKind) -> None:
-        """Another replica knows more of it now."""
-        self._troubles.pop((workload_uid, kind), None)
+    def follow(self, policy: CheckpointPolicy) -> list[TroubleKey]:
+        """Returns which troubles another replica has heard the end of: their entries have left the policy's status."""
+        self._note_ends(policy)
+        over, self._over = self._over, []
+        return over
+
+    def _note_ends(self, policy: CheckpointPolicy) -> None:
+        entries, version = _troubles_in(policy.status), version_of(policy.metadata)
+        for key, (uid, shown_in) in list(self._shown_troubles.items()):
+            workload = self._cache.objects.workloads.get(key[0])
+            is_its_policy = uid == policy.uid and workload is not None and workload.policy == policy.name
+            if is_its_policy and version > shown_in and key not in entries:
+                self._forget_trouble(key)
+                self._over.append(key)
+
+    def forget_troubles(self, workload_uid: str) -> None:
+        """The workload is gone, or has finished."""
+        for kind in TroubleKind:
+            self._forget_trouble((workload_uid, kind))
+
+    def _forget_trouble(self, key: TroubleKey) -> None:
+        self._troubles.pop(key, None)
+        self._shown_troubles.pop(key, None)
 
     def waits(self, policy: Key, entries: Callable[[int], Sequence[WorkloadWaits]]) -> None:
         """As ``stalls``, for what the policy's gangs wait for before they run.
@@ -346,8 +377,7 @@ class PolicyWriter:
         """The workload is gone."""
         self._forecasts.pop(workload_uid, None)
         self._snapshots.pop(workload_uid, None)
-        for kind in TroubleKind:
-            self.forget_trouble(workload_uid, kind)
+        self.forget_troubles(workload_uid)
         self.goodput.forget(workload_uid)
 
     async def close(self, timeout_s: float) -> None:
@@ -362,24 +392,44 @@ class PolicyWriter:
         try:
             policy = CheckpointPolicy.of(body)
         except Unreadable as error:
-            changes, workloads, stalls, waits = self._unreadable(body, str(error)), [], None, None
+            changes, workloads, stalls, troubles, waits = self._unreadable(body, str(error)), [], None, {}, None
         else:
+            self._note_ends(policy)
             stalls, waits = self._stalls.get(key), self._waits.get(key)
             workloads = self._workloads(key)
+            uids = {item.uid for item in workloads}
+            troubles = {item: entry for item, entry in self._troubles.items() if item[0] in uids}
             status = self._status(policy, workloads)
             changes = status.changes_since(policy.status) if self._is_due(policy, status) else {}
         if changes:
             version = body["metadata"]["resourceVersion"]
             patch = {"metadata": {"resourceVersion": version}, "status": changes}
-            await self._api.merge_status(POLICIES, namespace, name, patch)
+            body = await self._api.merge_status(POLICIES, namespace, name, patch)
             self._figures_at[key] = self._clock()
             self.goodput.written(workloads)
         if stalls == {} and self._stalls.get(key) is stalls:
             del self._stalls[key]
+        self._note_shown(body, troubles)
         if waits is not None and not waits(1) and self._waits.get(key) is waits:
             del self._waits[key]
         if mended and key not in self._unrecorded:
             self._mended.discard(key)
+
+    def _note_shown(self, body: client.JsonObject, written: Mapping[TroubleKey, WorkloadTrouble | None]) -> None:
+        """Notes which of these troubles are in the status of a policy, as it was read or written just now."""
+        if not written:
+            return
+        try:
+            policy = CheckpointPolicy.of(body)
+        except Unreadable:
+            return
+        entries = _troubles_in(policy.status)
+        for key, entry in written.items():
+            if key in entries and entry is not None:
+                if self._shown_troubles.get(key, ("", 0))[0] != policy.uid:
+                    self._shown_troubles[key] = (policy.uid, version_of(policy.metadata))
+            elif entry is None and key in self._troubles and self._troubles[key] is None:
+                self._forget_trouble(key)
 
     def _is_due(self, policy: CheckpointPolicy, status: CheckpointPolicyStatus) -> bool:
         """Returns whether a status is written in place of the one that was read."""
@@ -485,8 +535,17 @@ class PolicyWriter:
         if key in self._stalls:
             conditions.append(preemption_status.progress_condition(policy, self._stalls[key], now))
         uids = {item.uid for item in workloads}
-        troubles = policy_conditions.newest_troubles(self._troubles.values(), policy.status.troubles or (), uids, now)
-        conditions += policy_conditions.trouble_conditions(policy, troubles, now)
+        troubles = policy_conditions.joined_troubles(
+            self._troubles, policy.status.troubles or (), {item.uid for item in workloads if not item.finished}
+        )
+        known = policy.status.troubles is not None
+        conditions += [
+            policy_conditions.trouble_condition(policy, kind, troubles, now)
+            for kind in TroubleKind
+            if any(trouble == kind for uid, trouble in self._troubles if uid in uids)
+            or any(item.trouble == kind for item in troubles)
+            or (known and any(item.type == policy_conditions.CONDITIONS[kind] for item in before))
+        ]
         entries = self._waits[key](_WAITS) if key in self._waits else policy.status.waits or ()
         waits = [entry for entry in entries if entry.uid in uids]
         if key in self._waits or any(item.type == CONDITION_STARTED for item in before):

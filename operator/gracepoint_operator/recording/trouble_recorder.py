@@ -109,7 +109,7 @@ class TroubleRecorder(Recorder):
             "a gang reports failures" if not trouble.over else "a gang reports the end of failures",
             extra=about(pod=pod.name, trouble=trouble.kind, said=trouble.message),
         )
-        if workload is None or trouble.kind not in set(TroubleKind):
+        if workload is None or workload.finished or trouble.kind not in set(TroubleKind):
             return
         kind, now = TroubleKind(trouble.kind), self._clock()
         earlier = self._troubles.pop((workload.uid, kind), None)
@@ -122,7 +122,8 @@ class TroubleRecorder(Recorder):
         if earlier is None or trouble.over:
             self._unposted.setdefault(workload.uid, {})[kind] = current
             self._write_queue.touch((workload.namespace, workload.uid))
-        self._write_entry(workload, kind, None if trouble.over else trouble)
+        entry = None if trouble.over else policy_conditions.workload_trouble(workload, trouble, current.since)
+        self._policy_writer.trouble(workload, kind, entry)
 
     def resumed(self, workload_uid: str) -> None:
         """The gang has started again: if it still has trouble, it will report it."""
@@ -132,20 +133,30 @@ class TroubleRecorder(Recorder):
             was_known = self._end(workload_uid, kind)
             is_shown = policy is not None and policy_conditions.shows_trouble(policy, kind, workload_uid)
             if workload is not None and (was_known or is_shown):  # the replica that knew of it may be gone
-                self._write_entry(workload, kind, None)
+                self._policy_writer.trouble(workload, kind, None)
 
     def follow(self, policy: CheckpointPolicy) -> None:
         """Takes from a policy's status what the other replica heard the end of."""
+        for uid, trouble in self._policy_writer.follow(policy):
+            self._end(uid, TroubleKind(trouble))
+        if policy.status.troubles is None:
+            self._follow_conditions(policy)
+
+    def _follow_conditions(self, policy: CheckpointPolicy) -> None:
+        """Follows a policy without entries: the other replica, or the CRD, is of a version without them."""
         for kind in TroubleKind:
-            for entry in policy.status.troubles or ():
-                current = self._troubles.get((entry.uid, kind))
-                is_over = entry.trouble == kind and entry.message is None
-                if is_over and current is not None and entry.time.timestamp() > current.at:
-                    self._end(entry.uid, kind)
+            shown = policy_conditions.shown_trouble(policy, kind)
+            for (uid, current_kind), current in list(self._troubles.items()):
+                key = (current.workload.namespace, current.workload.policy)
+                is_over = shown is not None and not shown[0] and shown[1] > current.at
+                if current_kind is kind and key == (policy.namespace, policy.name) and is_over:
+                    self._end(uid, kind)
+                    self._policy_writer.trouble(current.workload, kind, None)
 
     def forget(self, uid: str) -> None:
-        """A workload is gone."""
+        """A workload is gone, or has finished."""
         self._unposted.pop(uid, None)
+        self._policy_writer.forget_troubles(uid)
         for kind in TroubleKind:
             current = self._troubles.get((uid, kind))
             if current is not None and self._end(uid, kind):
@@ -154,16 +165,11 @@ class TroubleRecorder(Recorder):
     def _end(self, workload_uid: str, kind: TroubleKind) -> bool:
         """Forgets a trouble. Returns whether it was known."""
         was_known = self._troubles.pop((workload_uid, kind), None) is not None
-        self._policy_writer.forget_trouble(workload_uid, kind)
         self._show(kind)
         return was_known
 
     def _show(self, kind: TroubleKind) -> None:
         self._metrics.troubled.labels(kind).set(sum(item_kind is kind for _, item_kind in self._troubles))
-
-    def _write_entry(self, workload: Workload, kind: TroubleKind, trouble: Trouble | None) -> None:
-        entry = policy_conditions.workload_trouble(workload, kind, trouble, self._clock())
-        self._policy_writer.trouble(workload, entry)
 
     async def _write(self, key: Key) -> None:
         for current in self._unposted.pop(key[1], {}).values():

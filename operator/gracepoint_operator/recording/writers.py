@@ -59,6 +59,11 @@ class Writers:
         self.stalls.follow(policy)
         self.troubles.follow(policy)
 
+    def finish(self, uid: str) -> None:
+        """Ends what is known to go wrong in a workload that has finished. It may be kept for long."""
+        self.stalls.resumed(uid)
+        self.troubles.forget(uid)
+
     def forget(self, uid: str, place: tuple[Kind, str, str] | None) -> None:
         """Forgets an object that was deleted.
 

@@ -288,7 +288,7 @@ class WorkloadSnapshots(OfWorkload):
 
 
 class WorkloadTrouble(OfWorkload):
-    """What fails in one JobSet while it trains, from its newest report."""
+    """What fails in one JobSet while it trains, from its newest report. It leaves the list when it is over."""
 
     name: ObjectName
     """Name of the JobSet."""
@@ -296,10 +296,10 @@ class WorkloadTrouble(OfWorkload):
     """UID of the JobSet."""
     trouble: Annotated[str, Field(min_length=1, max_length=32)]
     """What fails, in one word: Saves or Deletions."""
-    message: Text | None = None
-    """What is known of it, in one sentence. Absent: it is over."""
-    time: Time
-    """When this was known."""
+    message: Text
+    """What is known of it, in one sentence."""
+    since: Time
+    """Since when it is known."""
 
 
 class WorkloadConnections(Model):
@@ -356,8 +356,7 @@ class CheckpointPolicyStatus(Model):
     troubles: (
         Annotated[list[WorkloadTrouble], Field(max_length=50, json_schema_extra=list_map("uid", "trouble"))] | None
     ) = None
-    """What fails in JobSets while they train, and what has failed lately; at most 50 entries. Saving and CleanedUp are
-    computed from these."""
+    """What fails in JobSets while they train; at most 50 entries. Saving and CleanedUp are computed from these."""
     last_save: LastSave | None = None
     """The newest emergency save. Absent: none was committed yet."""
     replicas: Annotated[list[PolicyReplica], Field(max_length=16, json_schema_extra=list_map("name"))] | None = None

@@ -189,6 +189,16 @@ async def test_vanished_signal_is_retracted_from_all_who_may_know(api: MemoryApi
         await until(lambda: "PreemptionRetracted" in replica.reasons, "the Event")
 
 
+async def test_a_signal_that_both_replicas_saw_is_retracted_by_the_one_that_lives(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        replica.see(kinds.PREEMPTIONS, objects.preemption(cancelable=True, deadline_at=NOW + 300))
+        replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
+        await until(lambda: any(record.seen for record in replica.core.cache.preemptions.records.values()), "the taint")
+        clock.move(3)
+        replica.see(kinds.NODES, objects.node("node-1"))
+        await replica.phase("Retracted")
+
+
 async def test_a_record_that_comes_before_its_signal_is_not_retracted(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         told = replica.subscribe(0)

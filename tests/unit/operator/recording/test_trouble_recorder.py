@@ -8,6 +8,7 @@ import json
 import pytest
 
 from gracepoint.wire.messages import Resumption, Trouble, TroubleKind
+from gracepoint.wire.names import LABEL_POLICY
 from gracepoint_operator.kube import objects
 from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects as fakes
@@ -163,22 +164,90 @@ async def test_another_gang_that_starts_at_another_replica_ends_no_trouble(api: 
         assert (_condition(api, "Saving")[0], metrics(first, SAVES)[1]) == ("False", 1)
 
 
-async def test_a_trouble_that_is_over_leaves_the_status_some_time_later(api: MemoryApi, clock: Clock) -> None:
-    def troubles() -> list[tuple[str, bool]]:
-        (body,) = api.of(objects.POLICIES)
-        return [(item["trouble"], "message" in item) for item in body["status"].get("troubles", [])]
+def _troubles(api: MemoryApi) -> list[tuple[str, str]]:
+    (body,) = api.of(objects.POLICIES)
+    return [(item["name"], item["trouble"]) for item in body["status"].get("troubles", [])]
 
+
+async def test_an_entry_leaves_the_status_when_its_trouble_is_over(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        await take(replica, SAVES)
+        await take(replica, DELETIONS)
+        await until(lambda: len(_troubles(api)) == 2, "both entries")
+        await take(replica, dataclasses.replace(SAVES, over=True))
+        await until(lambda: _troubles(api) == [("train", "Deletions")], "one entry")
+        assert (_condition(api, "Saving")[0], _condition(api, "CleanedUp")[0]) == ("True", "False")
+
+
+async def test_a_replica_that_writes_before_it_heard_of_the_end_keeps_nothing(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock, "a") as first, running(api, clock, "b") as second:
+        await take(first, SAVES)
+        await until(lambda: _condition(api, "Saving")[0] == "False", "the condition")
+        await take(second, dataclasses.replace(SAVES, over=True))
+        await until(lambda: _condition(api, "Saving")[0] == "True", "the condition's end")
+        first.core.writers.policies.touch(NAMESPACE, "careful")  # it reads the policy, which no watch has brought
+        await take(first, DELETIONS)
+        await until(lambda: _troubles(api) == [("train", "Deletions")], "the other trouble alone")
+        _watches_bring_policy(api, first)
+        await until(lambda: metrics(first, SAVES)[1] == 0, "the first replica hears of it")
+        assert _troubles(api) == [("train", "Deletions")]
+
+
+async def test_what_fails_until_the_end_of_a_workload_ends_with_it(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         await take(replica, SAVES)
         await until(lambda: _condition(api, "Saving")[0] == "False", "the condition")
-        assert troubles() == [("Saves", True)]
-        clock.move(10)
-        await take(replica, dataclasses.replace(SAVES, over=True))
-        await until(lambda: troubles() == [("Saves", False)], "the end")
-        clock.move(601)
-        replica.core.writers.policies.touch(NAMESPACE, "careful")
-        await until(lambda: not troubles(), "the entry to leave")
-        assert _condition(api, "Saving")[0] == "True"
+        replica.see(JOBSETS, fakes.jobset(finished="Failed"))
+        await until(lambda: _condition(api, "Saving")[0] == "True", "the condition's end")
+        assert (metrics(replica, SAVES)[1], _troubles(api)) == (0, [])
+
+
+async def test_a_policy_that_is_made_again_gets_what_still_fails(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        await take(replica, SAVES)
+        await until(lambda: _condition(api, "Saving")[0] == "False", "the condition")
+        (body,) = api.of(objects.POLICIES)
+        replica.drop(objects.POLICIES, body)
+        again = fakes.policy()
+        again["metadata"]["uid"] = "uid-again"
+        replica.see(objects.POLICIES, again)
+        await until(lambda: _condition(api, "Saving")[0] == "False", "the condition of the new one")
+        _watches_bring_policy(api, replica)
+        assert metrics(replica, SAVES)[1] == 1
+
+
+async def test_a_gang_that_gets_another_policy_leaves_the_status_of_the_one_before(
+    api: MemoryApi, clock: Clock
+) -> None:
+    async with running(api, clock) as replica:
+        other = fakes.policy()
+        other["metadata"] |= {"name": "other", "uid": "uid-other"}
+        replica.see(objects.POLICIES, other)
+
+        def entries() -> dict[str, int]:
+            return {
+                body["metadata"]["name"]: len(body.get("status", {}).get("troubles", []))
+                for body in api.of(objects.POLICIES)
+            }
+
+        await take(replica, SAVES)
+        await until(lambda: entries() == {"careful": 1, "other": 0}, "the entry")
+        moved = fakes.jobset()
+        moved["metadata"]["labels"][LABEL_POLICY] = "other"
+        replica.see(JOBSETS, moved)
+
+        await until(lambda: entries() == {"careful": 0, "other": 1}, "the entry in the other policy")
+        for body in api.of(objects.POLICIES):
+            replica.core.feed(objects.POLICIES, "MODIFIED", body)
+        replica.see(JOBSETS, fakes.jobset())
+        await until(lambda: entries() == {"careful": 1, "other": 0}, "the entry in the first policy")
+        assert metrics(replica, SAVES)[1] == 1
+
+
+async def test_names_of_files_that_are_no_text_are_shown_as_escapes(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock) as replica:
+        await take(replica, dataclasses.replace(DELETIONS, message="/ckpt/\udcff: Permission denied"))
+        await until(lambda: "/ckpt/\\udcff: Permission" in _condition(api, "CleanedUp")[1], "the condition")
 
 
 async def test_a_kind_that_only_later_libraries_know_is_ignored(api: MemoryApi, clock: Clock) -> None:
