@@ -197,7 +197,9 @@ class EndedPods:
         spec = policy.spec
         if code == spec.not_joined_exit_code:
             return "it did not get into the job, or another process was lost"
-        if any(preemption.leaves and preemption.includes(pod) for preemption in preemptions):
+        # The end of one in progress may come to this replica after the end of the pod.
+        its_own = [preemption for preemption in preemptions if preemption.includes(pod)]
+        if any(item.leaves or (item.asks_to_leave and not item.phase.ended) for item in its_own):
             return None
         meanings = {
             spec.after_save.saved_exit_code: "it has saved",

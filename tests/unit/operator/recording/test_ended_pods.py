@@ -109,13 +109,16 @@ async def test_a_container_that_a_fresh_machine_does_not_know_is_named(
     assert any(f"({reason})" in event["note"] for event in told(api, "ContainerLost")) is named
 
 
-async def test_processes_that_leave_for_a_preemption_are_not_named_again(api: MemoryApi, clock: Clock) -> None:
+@pytest.mark.parametrize("phase", [Phase.COMMITTED, Phase.DURABLE], ids=["ended", "whose end is not known yet"])
+async def test_processes_that_leave_for_a_preemption_are_not_named_again(
+    api: MemoryApi, clock: Clock, phase: Phase
+) -> None:
     async with running(api, clock) as replica:
         replica.subscribe(0)
         replica.taint()
         await replica.phase("Noticed")
-        await replica.report(Phase.COMMITTED)
-        replica.watches_bring(await replica.phase("Committed"))
+        await replica.report(phase)
+        replica.watches_bring(await replica.phase(phase))
         replica.see(kinds.PODS, left(0, 77))
         await asyncio.sleep(QUIET_S)
     assert told(api, "ProcessLeft") == []
