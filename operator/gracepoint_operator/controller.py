@@ -298,9 +298,12 @@ class Reconciler:
     def decide(self, uid: str) -> Steps:
         """Decides about a workload."""
         now = self._clock()
+        self._note_seen(uid, now)
         gang = self._cache.gang(uid)
         self._carry_out(uid, gang, now)
         # What follows is only recorded: no notice waits for it.
+        if gang.workload is not None and gang.workload.finished:
+            self._writers.finish(uid)
         has_many = len(gang.pods) > MANY_PODS
         if has_many:
             yield
@@ -324,6 +327,15 @@ class Reconciler:
         times = (next_decision_at(decided, now), observe_at, look_at, *others)
         return min((at for at in times if at is not None), default=None)
 
+    def _note_seen(self, uid: str, now: float) -> None:
+        """Notes that this replica has seen the signals of preemptions of which it learned from their records."""
+        gang = self._cache.gang(uid)
+        for preemption in gang.preemptions:
+            may_be_retracted = preemption.spec.cancelable and not preemption.phase.ended
+            is_unseen = preemption.learned_at is not None and not preemption.seen
+            if may_be_retracted and is_unseen and sees_signals(gang, preemption, now):
+                self._cache.preemptions.note_seen(preemption.key)
+
     def _carry_out(self, uid: str, gang: GangSnapshot, now: float) -> None:
         waits = False
         self._notifier.hints.notify(gang)
@@ -337,10 +349,6 @@ class Reconciler:
                     waits = True
                 case _:
                     self._notifier.carry_out(decision)
-        for preemption in gang.preemptions:
-            is_new = preemption.learned_at is not None and not (preemption.seen or preemption.phase.ended)
-            if is_new and sees_signals(gang, preemption, now):
-                self._cache.preemptions.note_seen(preemption.key)
         if not waits:
             self.held_back.discard(uid)
         elif uid not in self.held_back:
@@ -669,8 +677,6 @@ class Controller:
                 self.writers.policies.touch(*reading.key)
 
     def _note_workload(self, workload: Workload, before: Workload | None) -> None:
-        if workload.finished:
-            self.writers.finish(workload.uid)
         for policy in {workload.policy} | ({before.policy} if before is not None else set()):
             self.writers.policies.touch(workload.namespace, policy)
 

@@ -369,16 +369,16 @@ class Notifier:
             case Move():
                 before, spec = decision.preemption, decision.spec
                 corrected = before.corrected or spec.cause != before.spec.cause
-                # A deadline of this replica's own is put off by it as soon as its signal is.
-                learned_at = before.learned_at if spec.deadline == before.spec.deadline else None
-                self.store_and_notify(
-                    dataclasses.replace(before, spec=spec, corrected=corrected, learned_at=learned_at)
-                )
+                after = dataclasses.replace(before, spec=spec, corrected=corrected)
+                if spec.deadline != before.spec.deadline and (before.seen or not spec.cancelable):
+                    # A deadline of this replica's own is put off by it as soon as its signal is.
+                    after = dataclasses.replace(after, learned_at=None)
+                self.store_and_notify(after)
             case End():
-                after = preemption_status.ended(
+                status = preemption_status.ended(
                     decision.preemption.status, decision.phase, decision.reason, decision.message, now
                 )
-                self.store_and_notify(dataclasses.replace(decision.preemption, status=after))
+                self.store_and_notify(dataclasses.replace(decision.preemption, status=status))
             case Reached():
                 self._reached(decision.preemption, decision.stage, now)
 

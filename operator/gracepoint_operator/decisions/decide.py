@@ -423,8 +423,10 @@ def _signals_went_away(gang: GangSnapshot, current: PreemptionRecord, now: float
 
 
 def sees_signals(gang: GangSnapshot, preemption: PreemptionRecord, now: float) -> bool:
-    """Returns whether signals that are known here name all pods and requests of an open preemption."""
+    """Returns whether signals that are known here name all pods and requests of an open preemption, and its signal."""
     timed = _joining(gang, preemption, now)
+    if all(item.signal.text != preemption.spec.signal for item in timed):
+        return False
     named = {item.signal.pod.name for item in timed}
     asked = {item.request.uid for item in timed if item.request is not None}
     spec = preemption.spec

@@ -504,6 +504,8 @@ def _whole_second(at: float) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(at, datetime.UTC).replace(microsecond=0)
 
 
+TroubleKey = tuple[str, str]  # UID of the workload, trouble
+
 #: As long as the resource's schema allows, and as many entries.
 _SENTENCE, _TROUBLES = 1024, 50
 #: The condition of each kind, which is False while there is such trouble.
@@ -532,7 +534,7 @@ def trouble_note(trouble: Trouble) -> Note:
     return Note(REASONS_FAIL[kind], trouble_sentence(trouble), warning=True)
 
 
-def workload_trouble(workload: WorkloadIdentity, trouble: Trouble, since: float) -> WorkloadTrouble:
+def workload_trouble(workload: WorkloadIdentity, trouble: Trouble, now: float) -> WorkloadTrouble:
     """Returns the entry of a workload in the status of its policy."""
     return WorkloadTrouble(
         name=workload.name,
@@ -540,20 +542,29 @@ def workload_trouble(workload: WorkloadIdentity, trouble: Trouble, since: float)
         workload_kind=WorkloadTrouble.named(workload.kind),
         trouble=trouble.kind,
         message=one_line(trouble_sentence(trouble))[:_SENTENCE],
-        since=datetime.datetime.fromtimestamp(since, datetime.UTC),
+        time=datetime.datetime.fromtimestamp(now, datetime.UTC),
     )
 
 
 def joined_troubles(
-    local: Mapping[tuple[str, str], WorkloadTrouble | None], stored: Iterable[WorkloadTrouble], workload_uids: Set[str]
+    news: Mapping[TroubleKey, WorkloadTrouble | float], stored: Iterable[WorkloadTrouble], workload_uids: Set[str]
 ) -> list[WorkloadTrouble]:
-    """Returns the entries of a policy after what this replica knows: by UID and trouble. None: it is over.
+    """Returns the entries of a policy after what has come to this replica.
 
     An entry that is stored keeps its place, so that none is pushed out of the list by another one.
+
+    Args:
+        news: What this replica was told. A number: when it was told that it is over, in seconds since the epoch.
+        stored: The entries of the policy.
+        workload_uids: UIDs of its workloads that have not finished.
     """
-    joined: dict[tuple[str, str], WorkloadTrouble | None] = {(item.uid, item.trouble): item for item in stored}
-    joined.update(local)
-    return [item for item in joined.values() if item is not None and item.uid in workload_uids][:_TROUBLES]
+    joined = {(item.uid, item.trouble): item for item in stored}
+    for key, item in news.items():
+        if isinstance(item, WorkloadTrouble):
+            joined[key] = item
+        elif key in joined and joined[key].time.timestamp() <= item:
+            del joined[key]
+    return [item for item in joined.values() if item.uid in workload_uids][:_TROUBLES]
 
 
 def trouble_condition(

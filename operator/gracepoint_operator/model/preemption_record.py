@@ -108,7 +108,8 @@ class PreemptionRecord:
         corrected: Whether this replica has corrected the cause.
         learned_at: When this replica got the spec from another one, with the record in the API: seconds since the
             epoch. None: it decided so by itself.
-        seen: Whether signals that this replica has seen since then have named all its pods and requests.
+        seen: Whether signals that this replica has seen since then have named all its pods and requests. Not set if the
+            preemption cannot be retracted.
     """
 
     namespace: str

@@ -12,6 +12,7 @@ far, at most every ``FIGURES_S`` (``is_news``, ``moved_far``).
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from gracepoint.wire.messages import Forecast, TroubleKind
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.cache.indexes import version_of
 from gracepoint_operator.decisions import policy_conditions, preemption_status, snapshot_placement, waiting
-from gracepoint_operator.decisions.policy_conditions import GangConnection, PodRights
+from gracepoint_operator.decisions.policy_conditions import GangConnection, PodRights, TroubleKey
 from gracepoint_operator.goodput import accounts
 from gracepoint_operator.goodput.accounts import stages
 from gracepoint_operator.kube import client
@@ -52,8 +53,6 @@ from gracepoint_operator.resources import (
 from gracepoint_operator.workloads import Workload
 
 logger = logging.getLogger(__name__)
-
-TroubleKey = tuple[str, str]  # UID of the workload, trouble
 
 #: How far a duration, or a share of an account, has to move until the figure that is written misleads.
 _PART, _LEAST_S, _SHARE = 0.25, 1.0, 0.01
@@ -128,15 +127,14 @@ def _facts(status: CheckpointPolicyStatus) -> object:
         (status.observed_generation, status.workloads, status.last_save, status.replicas, conditions),
         status.waits,
         {item.uid: (item.reason, item.copies) for item in status.snapshots or ()},
-        _troubles_in(status),
+        {key: entry.message for key, entry in _troubles_in(status)},
         {item.uid for item in status.forecasts or ()},
         {entry.uid: (entry.suggestion is None, *stages(accounts.read(entry))) for entry in status.goodput or ()},
     )
 
 
-def _troubles_in(status: CheckpointPolicyStatus) -> dict[TroubleKey, str]:
-    """The sentences of the troubles in a status."""
-    return {(item.uid, item.trouble): item.message for item in status.troubles or ()}
+def _troubles_in(status: CheckpointPolicyStatus) -> Iterator[tuple[TroubleKey, WorkloadTrouble]]:
+    return (((item.uid, item.trouble), item) for item in status.troubles or ())
 
 
 def _pairs(
@@ -161,6 +159,20 @@ def _is_far(new: float, old: float) -> bool:
 _WAITS = 50
 #: Figures that have moved far are written at most this often, in seconds.
 FIGURES_S = 300.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Written:
+    """An entry about a trouble that this replica has written into a policy's status, or found there.
+
+    Attributes:
+        version: The policy's resourceVersion then.
+        entry: The entry as this replica wrote it. Another one may have written a newer one.
+    """
+
+    policy_uid: str
+    version: int
+    entry: WorkloadTrouble
 
 
 class PolicyWriter:
@@ -201,10 +213,8 @@ class PolicyWriter:
         self._mended: set[Key] = set()  # policies of which nothing is refused any more, until that is written
         self._connections: dict[Key, tuple[GangConnection, ...]] = {}
         self._stalls: dict[Key, dict[str, str]] = {}  # policy -> workload's name -> what is known of its stall
-        # Workload's UID and trouble -> newest that came to this replica. None: it is over, until that is written.
-        self._troubles: dict[TroubleKey, WorkloadTrouble | None] = {}
-        # Those that are in the status of their policy: the policy's UID, and the version in which they are.
-        self._shown_troubles: dict[TroubleKey, tuple[str, int]] = {}
+        self._news: dict[TroubleKey, WorkloadTrouble | float] = {}  # troubles to be written; see ``trouble``
+        self._written: dict[TroubleKey, _Written] = {}  # those of ``_news`` that were seen in a status
         self._over: list[TroubleKey] = []  # see ``follow``
         self._waits: dict[Key, Callable[[int], Sequence[WorkloadWaits]]] = {}
         self._snapshots: dict[str, WorkloadSnapshots] = {}  # workload's UID -> newest that came to this replica
@@ -305,34 +315,50 @@ class PolicyWriter:
         self._stalls[policy] = dict(stalled)
         self.touch(*policy)
 
-    def trouble(self, workload: Workload, kind: TroubleKind, entry: WorkloadTrouble | None) -> None:
-        """Takes what fails in a gang while it trains. None: it is over."""
-        self._troubles[workload.uid, kind] = entry
+    def trouble(self, workload: Workload, kind: TroubleKind, news: WorkloadTrouble | float) -> None:
+        """Takes what fails in a gang while it trains. A number: it is over since then, in seconds since the epoch.
+
+        That it is over is kept: another replica may write an older report later.
+        """
+        key = (workload.uid, str(kind))
+        if isinstance(news, float) and (policy := self._cache.policies.get((workload.namespace, workload.policy))):
+            # Clocks of replicas differ.
+            news = max([news, *(entry.time.timestamp() for item, entry in _troubles_in(policy.status) if item == key)])
+        self._news[key] = news
         self.touch(workload.namespace, workload.policy)
 
     def follow(self, policy: CheckpointPolicy) -> list[TroubleKey]:
         """Returns which troubles another replica has heard the end of: their entries have left the policy's status."""
         self._note_ends(policy)
+        for key, entry in _troubles_in(policy.status):
+            ended_at = self._news.get(key)
+            if isinstance(ended_at, float) and entry.time.timestamp() <= ended_at:
+                self.touch(policy.namespace, policy.name)
         over, self._over = self._over, []
         return over
 
     def _note_ends(self, policy: CheckpointPolicy) -> None:
-        entries, version = _troubles_in(policy.status), version_of(policy.metadata)
-        for key, (uid, shown_in) in list(self._shown_troubles.items()):
+        entries, version = dict(_troubles_in(policy.status)), version_of(policy.metadata)
+        for key, written in list(self._written.items()):
             workload = self._cache.objects.workloads.get(key[0])
-            is_its_policy = uid == policy.uid and workload is not None and workload.policy == policy.name
-            if is_its_policy and version > shown_in and key not in entries:
-                self._forget_trouble(key)
-                self._over.append(key)
+            if written.policy_uid != policy.uid or workload is None or workload.policy != policy.name:
+                continue
+            if version < written.version and not isinstance(self._news.get(key), float):
+                # The API server was restored from a backup, or the watch is late: it is written once more.
+                del self._written[key]
+                self._news.setdefault(key, written.entry)
+                self.touch(policy.namespace, policy.name)
+            elif version > written.version and key not in entries:
+                del self._written[key]
+                if not isinstance(self._news.get(key), float):
+                    self._news.pop(key, None)
+                    self._over.append(key)
 
     def forget_troubles(self, workload_uid: str) -> None:
         """The workload is gone, or has finished."""
         for kind in TroubleKind:
-            self._forget_trouble((workload_uid, kind))
-
-    def _forget_trouble(self, key: TroubleKey) -> None:
-        self._troubles.pop(key, None)
-        self._shown_troubles.pop(key, None)
+            self._news.pop((workload_uid, kind), None)
+            self._written.pop((workload_uid, kind), None)
 
     def waits(self, policy: Key, entries: Callable[[int], Sequence[WorkloadWaits]]) -> None:
         """As ``stalls``, for what the policy's gangs wait for before they run.
@@ -397,8 +423,7 @@ class PolicyWriter:
             self._note_ends(policy)
             stalls, waits = self._stalls.get(key), self._waits.get(key)
             workloads = self._workloads(key)
-            uids = {item.uid for item in workloads}
-            troubles = {item: entry for item, entry in self._troubles.items() if item[0] in uids}
+            troubles = self._news_for(policy, workloads)
             status = self._status(policy, workloads)
             changes = status.changes_since(policy.status) if self._is_due(policy, status) else {}
         if changes:
@@ -409,27 +434,34 @@ class PolicyWriter:
             self.goodput.written(workloads)
         if stalls == {} and self._stalls.get(key) is stalls:
             del self._stalls[key]
-        self._note_shown(body, troubles)
+        self._note_written(body, troubles)
         if waits is not None and not waits(1) and self._waits.get(key) is waits:
             del self._waits[key]
         if mended and key not in self._unrecorded:
             self._mended.discard(key)
 
-    def _note_shown(self, body: client.JsonObject, written: Mapping[TroubleKey, WorkloadTrouble | None]) -> None:
-        """Notes which of these troubles are in the status of a policy, as it was read or written just now."""
-        if not written:
+    def _news_for(
+        self, policy: CheckpointPolicy, workloads: Iterable[Workload]
+    ) -> dict[TroubleKey, WorkloadTrouble | float]:
+        """What is to be written of these workloads: what is new, and what was written into another policy."""
+        uids = {item.uid for item in workloads}
+        elsewhere = {key: item.entry for key, item in self._written.items() if item.policy_uid != policy.uid}
+        return {key: item for key, item in {**elsewhere, **self._news}.items() if key[0] in uids}
+
+    def _note_written(self, body: client.JsonObject, news: Mapping[TroubleKey, WorkloadTrouble | float]) -> None:
+        """Notes which of these are in the status of a policy, as it was read or written just now."""
+        if not news:
             return
         try:
             policy = CheckpointPolicy.of(body)
         except Unreadable:
             return
-        entries = _troubles_in(policy.status)
-        for key, entry in written.items():
-            if key in entries and entry is not None:
-                if self._shown_troubles.get(key, ("", 0))[0] != policy.uid:
-                    self._shown_troubles[key] = (policy.uid, version_of(policy.metadata))
-            elif entry is None and key in self._troubles and self._troubles[key] is None:
-                self._forget_trouble(key)
+        entries, version = dict(_troubles_in(policy.status)), version_of(policy.metadata)
+        for key, item in news.items():
+            if isinstance(item, WorkloadTrouble) and key in entries:
+                self._written[key] = _Written(policy.uid, version, item)
+                if self._news.get(key) is item:
+                    del self._news[key]
 
     def _is_due(self, policy: CheckpointPolicy, status: CheckpointPolicyStatus) -> bool:
         """Returns whether a status is written in place of the one that was read."""
@@ -535,14 +567,15 @@ class PolicyWriter:
         if key in self._stalls:
             conditions.append(preemption_status.progress_condition(policy, self._stalls[key], now))
         uids = {item.uid for item in workloads}
+        news = self._news_for(policy, workloads)
         troubles = policy_conditions.joined_troubles(
-            self._troubles, policy.status.troubles or (), {item.uid for item in workloads if not item.finished}
+            news, policy.status.troubles or (), {item.uid for item in workloads if not item.finished}
         )
         known = policy.status.troubles is not None
         conditions += [
             policy_conditions.trouble_condition(policy, kind, troubles, now)
             for kind in TroubleKind
-            if any(trouble == kind for uid, trouble in self._troubles if uid in uids)
+            if any(trouble == kind for _, trouble in news)
             or any(item.trouble == kind for item in troubles)
             or (known and any(item.type == policy_conditions.CONDITIONS[kind] for item in before))
         ]

@@ -122,7 +122,7 @@ class TroubleRecorder(Recorder):
         if earlier is None or trouble.over:
             self._unposted.setdefault(workload.uid, {})[kind] = current
             self._write_queue.touch((workload.namespace, workload.uid))
-        entry = None if trouble.over else policy_conditions.workload_trouble(workload, trouble, current.since)
+        entry = now if trouble.over else policy_conditions.workload_trouble(workload, trouble, now)
         self._policy_writer.trouble(workload, kind, entry)
 
     def resumed(self, workload_uid: str) -> None:
@@ -133,7 +133,7 @@ class TroubleRecorder(Recorder):
             was_known = self._end(workload_uid, kind)
             is_shown = policy is not None and policy_conditions.shows_trouble(policy, kind, workload_uid)
             if workload is not None and (was_known or is_shown):  # the replica that knew of it may be gone
-                self._policy_writer.trouble(workload, kind, None)
+                self._policy_writer.trouble(workload, kind, self._clock())
 
     def follow(self, policy: CheckpointPolicy) -> None:
         """Takes from a policy's status what the other replica heard the end of."""
@@ -151,7 +151,7 @@ class TroubleRecorder(Recorder):
                 is_over = shown is not None and not shown[0] and shown[1] > current.at
                 if current_kind is kind and key == (policy.namespace, policy.name) and is_over:
                     self._end(uid, kind)
-                    self._policy_writer.trouble(current.workload, kind, None)
+                    self._policy_writer.trouble(current.workload, kind, self._clock())
 
     def forget(self, uid: str) -> None:
         """A workload is gone, or has finished."""

@@ -298,8 +298,8 @@ class WorkloadTrouble(OfWorkload):
     """What fails, in one word: Saves or Deletions."""
     message: Text
     """What is known of it, in one sentence."""
-    since: Time
-    """Since when it is known."""
+    time: Time
+    """When the JobSet reported it."""
 
 
 class WorkloadConnections(Model):

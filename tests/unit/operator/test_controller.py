@@ -18,6 +18,7 @@ from gracepoint_operator.cache.relister import sweep
 from gracepoint_operator.channel.reports import UnknownPreemption
 from gracepoint_operator.controller import Reconciler, Steps
 from gracepoint_operator.decisions.decide import End, Move, Reached, StartPreemption
+from gracepoint_operator.decisions.effective_signals import SIGNALS_COME_S
 from gracepoint_operator.kube import client
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.model.gang_snapshot import GangSnapshot
@@ -190,12 +191,48 @@ async def test_vanished_signal_is_retracted_from_all_who_may_know(api: MemoryApi
 
 
 async def test_a_signal_that_both_replicas_saw_is_retracted_by_the_one_that_lives(api: MemoryApi, clock: Clock) -> None:
+    record = objects.preemption(cancelable=True, deadline_at=NOW + 300)
+    record["spec"]["signal"] = "taint node.kubernetes.io/not-ready:NoExecute"
     async with running(api, clock) as replica:
-        replica.see(kinds.PREEMPTIONS, objects.preemption(cancelable=True, deadline_at=NOW + 300))
+        replica.see(kinds.PREEMPTIONS, record)
         replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
         await until(lambda: any(record.seen for record in replica.core.cache.preemptions.records.values()), "the taint")
         clock.move(3)
         replica.see(kinds.NODES, objects.node("node-1"))
+        await replica.phase("Retracted")
+
+
+async def test_a_signal_that_went_away_is_not_taken_for_a_later_one_of_the_same_pod(
+    api: MemoryApi, clock: Clock
+) -> None:
+    record = objects.preemption(cancelable=True, deadline_at=NOW + 300)
+    record["spec"]["signal"] = "taint node.kubernetes.io/not-ready:NoExecute"
+    async with running(api, clock) as replica:
+        replica.see(kinds.PREEMPTIONS, record)
+        replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
+        await until(lambda: any(record.seen for record in replica.core.cache.preemptions.records.values()), "the taint")
+        record["spec"] |= {"signal": "taint of a device", "deadline": objects.stamp(NOW + 30), "moves": 1}
+        replica.see(kinds.PREEMPTIONS, record)
+        replica.see(kinds.NODES, objects.node("node-1"))
+        told = replica.subscribe(0)
+        assert not any(isinstance(frame, Retraction) for frame in await frames(told))
+        clock.move(SIGNALS_COME_S + 0.1)
+        await replica.phase("Retracted")
+
+
+async def test_a_nearer_signal_that_comes_and_goes_does_not_retract_one_that_was_not_seen(
+    api: MemoryApi, clock: Clock
+) -> None:
+    record = objects.preemption(cancelable=True, deadline_at=NOW + 900)
+    record["spec"]["signal"] = "taint of a device"
+    async with running(api, clock) as replica:
+        replica.see(kinds.PREEMPTIONS, record)
+        replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
+        await until(lambda: replica.preemptions[0]["spec"]["moves"] == 1, "the nearer deadline")
+        replica.see(kinds.NODES, objects.node("node-1"))
+        told = replica.subscribe(0)
+        assert not any(isinstance(frame, Retraction) for frame in await frames(told))
+        clock.move(SIGNALS_COME_S + 0.1)
         await replica.phase("Retracted")
 
 

@@ -52,6 +52,10 @@ class MemoryApi(client.KubeClient):
         self.objects[kind.path(meta.get("namespace"), meta["name"])] = stored
         return copy.deepcopy(stored)
 
+    def restore(self, *, version: int) -> None:
+        """Counts versions from this one on again, as after a restore from a backup."""
+        self._version = version
+
     def remove(self, kind: objects.Kind, body: JsonObject) -> None:
         meta = body["metadata"]
         del self.objects[kind.path(meta.get("namespace"), meta["name"])]

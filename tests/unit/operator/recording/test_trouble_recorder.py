@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 
@@ -191,6 +192,59 @@ async def test_a_replica_that_writes_before_it_heard_of_the_end_keeps_nothing(ap
         _watches_bring_policy(api, first)
         await until(lambda: metrics(first, SAVES)[1] == 0, "the first replica hears of it")
         assert _troubles(api) == [("train", "Deletions")]
+
+
+async def test_a_failure_that_is_written_after_its_end_was_heard_elsewhere_leaves_again(
+    api: MemoryApi, clock: Clock
+) -> None:
+    async with running(api, clock, "a") as first, running(api, clock, "b") as second:
+        await take(first, SAVES)
+        await until(lambda: _condition(api, "Saving")[0] == "False", "the condition")
+        late = api.of(objects.POLICIES)[0]
+        clock.move(60)
+        await take(second, dataclasses.replace(SAVES, over=True))
+        await until(lambda: _condition(api, "Saving")[0] == "True", "the condition's end")
+        _watches_bring_policy(api, second)
+        again = api.of(objects.POLICIES)[0]
+        again["status"] |= {name: late["status"][name] for name in ("troubles", "conditions")}
+        api.add(objects.POLICIES, again)  # as by a replica that could not reach the API server for a while
+        _watches_bring_policy(api, first, second)
+        async with asyncio.timeout(20):  # not only when connections are counted, twice a minute
+            await until(lambda: not _troubles(api), "the entry to leave")
+        _watches_bring_policy(api, first)
+        await until(lambda: metrics(first, SAVES)[1] == 0, "the first replica hears of it")
+        assert _condition(api, "Saving")[0] == "True"
+
+
+async def test_replicas_that_both_got_reports_keep_the_newer_one(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock, "a") as first, running(api, clock, "b") as second:
+        await take(first, SAVES)
+        await until(lambda: _condition(api, "Saving")[0] == "False", "the condition")
+        clock.move(60)
+        await take(second, dataclasses.replace(SAVES, message="9 periodic saves in a row failed"))
+        await until(lambda: "9 periodic" in _condition(api, "Saving")[1], "the newer report")
+        for replica in (first, second, first):
+            _watches_bring_policy(api, first, second)
+            await take(replica, dataclasses.replace(DELETIONS, message=f"at {clock():.0f}"))
+            await until(lambda: f"at {clock():.0f}" in _condition(api, "CleanedUp")[1], "another report")
+            assert "9 periodic" in _condition(api, "Saving")[1]
+            clock.move(60)
+
+
+async def test_an_end_after_the_api_server_was_restored_from_a_backup_counts(api: MemoryApi, clock: Clock) -> None:
+    async with running(api, clock, "a") as first, running(api, clock, "b") as second:
+        await take(first, SAVES)
+        await until(lambda: _condition(api, "Saving")[0] == "False", "the condition")
+        api.restore(version=7)
+        (restored,) = api.of(objects.POLICIES)
+        api.add(objects.POLICIES, restored | {"status": {**restored["status"], "troubles": []}})
+        _watches_bring_policy(api, first, second)
+        await until(lambda: _troubles(api) == [("train", "Saves")], "the entry to be written again")
+        clock.move(60)
+        await take(second, dataclasses.replace(SAVES, over=True))
+        await until(lambda: not _troubles(api), "the end")
+        _watches_bring_policy(api, first)
+        await until(lambda: metrics(first, SAVES)[1] == 0, "the first replica hears of it")
 
 
 async def test_what_fails_until_the_end_of_a_workload_ends_with_it(api: MemoryApi, clock: Clock) -> None:
