@@ -12,7 +12,6 @@ far, at most every ``FIGURES_S`` (``is_news``, ``moved_far``).
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +20,6 @@ from typing import Any
 from gracepoint.wire import names
 from gracepoint.wire.messages import Forecast, TroubleKind
 from gracepoint_operator.cache.cluster_cache import ClusterCache
-from gracepoint_operator.cache.indexes import version_of
 from gracepoint_operator.decisions import policy_conditions, preemption_status, snapshot_placement, waiting
 from gracepoint_operator.decisions.policy_conditions import GangConnection, PodRights, TroubleKey
 from gracepoint_operator.goodput import accounts
@@ -36,6 +34,7 @@ from gracepoint_operator.model.preemption_record import CONDITION_PROGRESSING, C
 from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.recording.goodput_recorder import GoodputRecorder
 from gracepoint_operator.recording.replica_lease import ReplicaLease
+from gracepoint_operator.recording.shared_troubles import SharedTroubles
 from gracepoint_operator.resources import (
     CheckpointPolicy,
     CheckpointPolicyStatus,
@@ -127,14 +126,10 @@ def _facts(status: CheckpointPolicyStatus) -> object:
         (status.observed_generation, status.workloads, status.last_save, status.replicas, conditions),
         status.waits,
         {item.uid: (item.reason, item.copies) for item in status.snapshots or ()},
-        {key: entry.message for key, entry in _troubles_in(status)},
+        {(item.uid, item.trouble): item.message for item in status.troubles or ()},
         {item.uid for item in status.forecasts or ()},
         {entry.uid: (entry.suggestion is None, *stages(accounts.read(entry))) for entry in status.goodput or ()},
     )
-
-
-def _troubles_in(status: CheckpointPolicyStatus) -> Iterator[tuple[TroubleKey, WorkloadTrouble]]:
-    return (((item.uid, item.trouble), item) for item in status.troubles or ())
 
 
 def _pairs(
@@ -159,20 +154,6 @@ def _is_far(new: float, old: float) -> bool:
 _WAITS = 50
 #: Figures that have moved far are written at most this often, in seconds.
 FIGURES_S = 300.0
-
-
-@dataclasses.dataclass(frozen=True)
-class _Written:
-    """An entry about a trouble that this replica has written into a policy's status, or found there.
-
-    Attributes:
-        version: The policy's resourceVersion then.
-        entry: The entry as this replica wrote it. Another one may have written a newer one.
-    """
-
-    policy_uid: str
-    version: int
-    entry: WorkloadTrouble
 
 
 class PolicyWriter:
@@ -213,9 +194,7 @@ class PolicyWriter:
         self._mended: set[Key] = set()  # policies of which nothing is refused any more, until that is written
         self._connections: dict[Key, tuple[GangConnection, ...]] = {}
         self._stalls: dict[Key, dict[str, str]] = {}  # policy -> workload's name -> what is known of its stall
-        self._news: dict[TroubleKey, WorkloadTrouble | float] = {}  # troubles to be written; see ``trouble``
-        self._written: dict[TroubleKey, _Written] = {}  # those of ``_news`` that were seen in a status
-        self._over: list[TroubleKey] = []  # see ``follow``
+        self.troubles = SharedTroubles(cache)
         self._waits: dict[Key, Callable[[int], Sequence[WorkloadWaits]]] = {}
         self._snapshots: dict[str, WorkloadSnapshots] = {}  # workload's UID -> newest that came to this replica
         self.goodput = GoodputRecorder(cache, self._changed, metrics, clock)
@@ -316,49 +295,15 @@ class PolicyWriter:
         self.touch(*policy)
 
     def trouble(self, workload: Workload, kind: TroubleKind, news: WorkloadTrouble | float) -> None:
-        """Takes what fails in a gang while it trains. A number: it is over since then, in seconds since the epoch.
-
-        That it is over is kept: another replica may write an older report later.
-        """
-        key = (workload.uid, str(kind))
-        if isinstance(news, float) and (policy := self._cache.policies.get((workload.namespace, workload.policy))):
-            # Clocks of replicas differ.
-            news = max([news, *(entry.time.timestamp() for item, entry in _troubles_in(policy.status) if item == key)])
-        self._news[key] = news
+        """Takes what fails in a gang while it trains. A number: it is over since then, in seconds since the epoch."""
+        self.troubles.tell(workload, kind, news)
         self.touch(workload.namespace, workload.policy)
 
     def follow(self, policy: CheckpointPolicy) -> list[TroubleKey]:
-        """Returns which troubles another replica has heard the end of: their entries have left the policy's status."""
-        self._note_ends(policy)
-        for key, entry in _troubles_in(policy.status):
-            ended_at = self._news.get(key)
-            if isinstance(ended_at, float) and entry.time.timestamp() <= ended_at:
-                self.touch(policy.namespace, policy.name)
-        over, self._over = self._over, []
-        return over
-
-    def _note_ends(self, policy: CheckpointPolicy) -> None:
-        entries, version = dict(_troubles_in(policy.status)), version_of(policy.metadata)
-        for key, written in list(self._written.items()):
-            workload = self._cache.objects.workloads.get(key[0])
-            if written.policy_uid != policy.uid or workload is None or workload.policy != policy.name:
-                continue
-            if version < written.version and not isinstance(self._news.get(key), float):
-                # The API server was restored from a backup, or the watch is late: it is written once more.
-                del self._written[key]
-                self._news.setdefault(key, written.entry)
-                self.touch(policy.namespace, policy.name)
-            elif version > written.version and key not in entries:
-                del self._written[key]
-                if not isinstance(self._news.get(key), float):
-                    self._news.pop(key, None)
-                    self._over.append(key)
-
-    def forget_troubles(self, workload_uid: str) -> None:
-        """The workload is gone, or has finished."""
-        for kind in TroubleKind:
-            self._news.pop((workload_uid, kind), None)
-            self._written.pop((workload_uid, kind), None)
+        """Returns which troubles another replica has heard the end of."""
+        if self.troubles.follow(policy):
+            self.touch(policy.namespace, policy.name)
+        return self.troubles.take_ended()
 
     def waits(self, policy: Key, entries: Callable[[int], Sequence[WorkloadWaits]]) -> None:
         """As ``stalls``, for what the policy's gangs wait for before they run.
@@ -403,7 +348,7 @@ class PolicyWriter:
         """The workload is gone."""
         self._forecasts.pop(workload_uid, None)
         self._snapshots.pop(workload_uid, None)
-        self.forget_troubles(workload_uid)
+        self.troubles.forget(workload_uid)
         self.goodput.forget(workload_uid)
 
     async def close(self, timeout_s: float) -> None:
@@ -420,10 +365,10 @@ class PolicyWriter:
         except Unreadable as error:
             changes, workloads, stalls, troubles, waits = self._unreadable(body, str(error)), [], None, {}, None
         else:
-            self._note_ends(policy)
+            self.troubles.follow(policy)
             stalls, waits = self._stalls.get(key), self._waits.get(key)
             workloads = self._workloads(key)
-            troubles = self._news_for(policy, workloads)
+            troubles = self.troubles.news_for(policy, workloads)
             status = self._status(policy, workloads)
             changes = status.changes_since(policy.status) if self._is_due(policy, status) else {}
         if changes:
@@ -434,34 +379,11 @@ class PolicyWriter:
             self.goodput.written(workloads)
         if stalls == {} and self._stalls.get(key) is stalls:
             del self._stalls[key]
-        self._note_written(body, troubles)
+        self.troubles.note_written(body, troubles)
         if waits is not None and not waits(1) and self._waits.get(key) is waits:
             del self._waits[key]
         if mended and key not in self._unrecorded:
             self._mended.discard(key)
-
-    def _news_for(
-        self, policy: CheckpointPolicy, workloads: Iterable[Workload]
-    ) -> dict[TroubleKey, WorkloadTrouble | float]:
-        """What is to be written of these workloads: what is new, and what was written into another policy."""
-        uids = {item.uid for item in workloads}
-        elsewhere = {key: item.entry for key, item in self._written.items() if item.policy_uid != policy.uid}
-        return {key: item for key, item in {**elsewhere, **self._news}.items() if key[0] in uids}
-
-    def _note_written(self, body: client.JsonObject, news: Mapping[TroubleKey, WorkloadTrouble | float]) -> None:
-        """Notes which of these are in the status of a policy, as it was read or written just now."""
-        if not news:
-            return
-        try:
-            policy = CheckpointPolicy.of(body)
-        except Unreadable:
-            return
-        entries, version = dict(_troubles_in(policy.status)), version_of(policy.metadata)
-        for key, item in news.items():
-            if isinstance(item, WorkloadTrouble) and key in entries:
-                self._written[key] = _Written(policy.uid, version, item)
-                if self._news.get(key) is item:
-                    del self._news[key]
 
     def _is_due(self, policy: CheckpointPolicy, status: CheckpointPolicyStatus) -> bool:
         """Returns whether a status is written in place of the one that was read."""
@@ -567,7 +489,7 @@ class PolicyWriter:
         if key in self._stalls:
             conditions.append(preemption_status.progress_condition(policy, self._stalls[key], now))
         uids = {item.uid for item in workloads}
-        news = self._news_for(policy, workloads)
+        news = self.troubles.news_for(policy, workloads)
         troubles = policy_conditions.joined_troubles(
             news, policy.status.troubles or (), {item.uid for item in workloads if not item.finished}
         )

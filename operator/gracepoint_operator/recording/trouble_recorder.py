@@ -156,7 +156,7 @@ class TroubleRecorder(Recorder):
     def forget(self, uid: str) -> None:
         """A workload is gone, or has finished."""
         self._unposted.pop(uid, None)
-        self._policy_writer.forget_troubles(uid)
+        self._policy_writer.troubles.forget(uid)
         for kind in TroubleKind:
             current = self._troubles.get((uid, kind))
             if current is not None and self._end(uid, kind):

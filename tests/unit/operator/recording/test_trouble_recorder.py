@@ -239,7 +239,8 @@ async def test_an_end_after_the_api_server_was_restored_from_a_backup_counts(api
         (restored,) = api.of(objects.POLICIES)
         api.add(objects.POLICIES, restored | {"status": {**restored["status"], "troubles": []}})
         _watches_bring_policy(api, first, second)
-        await until(lambda: _troubles(api) == [("train", "Saves")], "the entry to be written again")
+        async with asyncio.timeout(20):  # as above
+            await until(lambda: _troubles(api) == [("train", "Saves")], "the entry to be written again")
         clock.move(60)
         await take(second, dataclasses.replace(SAVES, over=True))
         await until(lambda: not _troubles(api), "the end")
