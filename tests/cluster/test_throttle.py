@@ -82,7 +82,8 @@ def test_limited_gangs_get_uncertain_notices_and_certain_ones_never_wait(install
     assert {record["spec"]["confidence"] for record in records.values()} == {"likely"}
     times = sorted(record["metadata"]["creationTimestamp"] for record in records.values())
     at = [datetime.datetime.fromisoformat(time).timestamp() for time in times]
-    assert all(later - earlier > WINDOW_S - 2 for earlier, later in zip(at[:-LIMIT], at[LIMIT:], strict=True))
+    pairs = zip(at[:-LIMIT], at[LIMIT:], strict=True)
+    assert all(later - earlier > WINDOW_S - 2 for earlier, later in pairs), [time - at[0] for time in at]
 
     # The others need not wait for what is sure.
     nodes.taint(installed, NODE)

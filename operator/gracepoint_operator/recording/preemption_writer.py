@@ -312,7 +312,7 @@ class PreemptionWriter:
         interval_s: Seconds between two writes of one Preemption.
 
     Attributes:
-        made: Namespaces and names of the Preemptions that this replica created.
+        made: Namespaces and names of the Preemptions that this replica created, or is creating.
     """
 
     def __init__(
@@ -476,12 +476,14 @@ class PreemptionWriter:
             },
             "spec": preemption.spec.to_json(),
         }
+        self.made.add(preemption.key)  # the watch may bring it before the answer comes
         try:
-            created = await self._api.create(objects.PREEMPTIONS, preemption.namespace, body)
-        except client.AlreadyExists:
+            return await self._api.create(objects.PREEMPTIONS, preemption.namespace, body)
+        except client.KubeError as error:
+            self.made.discard(preemption.key)
+            if not isinstance(error, client.AlreadyExists):
+                raise
             return await self._api.get(objects.PREEMPTIONS, preemption.namespace, preemption.name)
-        self.made.add(preemption.key)
-        return created
 
     async def _has_namespace(self, name: str) -> bool:
         try:

@@ -535,6 +535,23 @@ def unrecorded(replica: Replica) -> float | None:
     return replica.metrics.registry.get_sample_value("gracepoint_preemptions_unrecorded")
 
 
+async def test_a_record_is_this_replica_s_own_before_its_creation_is_answered(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the limit for signals that are not certain would not count it, if the watch brings it first."""
+    api, was_own = HistoricApi(clock), list[bool]()
+    async with running(api, clock) as replica:
+
+        def stored(body: client.JsonObject) -> None:
+            if body.get("kind") == "Preemption":
+                was_own.append((objects.NAMESPACE, NAME) in replica.core.writers.preemptions.made)
+
+        monkeypatch.setattr(api, "store", stored)
+        replica.taint()
+        await replica.phase("Noticed")
+    assert was_own[0]
+
+
 async def test_a_record_that_was_never_made_goes_with_its_namespace(clock: Clock) -> None:
     api = RefusingApi(clock)
     api.refusal = client.Refused("HTTP 403 Forbidden: namespace team-a is being terminated")
