@@ -23,6 +23,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -91,8 +92,8 @@ class Result:
 
 
 def say(word: str, value: Any) -> None:
-    """Prints what ``said`` finds."""
-    print(word, json.dumps(value))
+    """Prints what ``said`` finds, in one write: ``print`` makes several of a long line, and a log may come between."""
+    sys.stdout.write(f"{word} {json.dumps(value)}\n")
 
 
 def said(result: Result, word: str) -> list[Any]:
