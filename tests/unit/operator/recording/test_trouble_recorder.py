@@ -291,7 +291,8 @@ async def test_a_gang_that_gets_another_policy_leaves_the_status_of_the_one_befo
         moved["metadata"]["labels"][LABEL_POLICY] = "other"
         replica.see(JOBSETS, moved)
 
-        await until(lambda: entries() == {"careful": 0, "other": 1}, "the entry in the other policy")
+        async with asyncio.timeout(20):  # as above
+            await until(lambda: entries() == {"careful": 0, "other": 1}, "the entry in the other policy")
         for body in api.of(objects.POLICIES):
             replica.core.feed(objects.POLICIES, "MODIFIED", body)
         replica.see(JOBSETS, fakes.jobset())
