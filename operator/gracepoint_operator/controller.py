@@ -298,8 +298,9 @@ class Reconciler:
     def decide(self, uid: str) -> Steps:
         """Decides about a workload."""
         now = self._clock()
-        self._note_seen(uid, now)
         gang = self._cache.gang(uid)
+        if self._note_seen(gang, now):
+            gang = self._cache.gang(uid)
         self._carry_out(uid, gang, now)
         # What follows is only recorded: no notice waits for it.
         if gang.workload is not None and gang.workload.finished:
@@ -327,14 +328,19 @@ class Reconciler:
         times = (next_decision_at(decided, now), observe_at, look_at, *others)
         return min((at for at in times if at is not None), default=None)
 
-    def _note_seen(self, uid: str, now: float) -> None:
-        """Notes that this replica has seen the signals of preemptions of which it learned from their records."""
-        gang = self._cache.gang(uid)
+    def _note_seen(self, gang: GangSnapshot, now: float) -> bool:
+        """Notes that this replica has seen the signals of preemptions of which it learned from their records.
+
+        Returns whether that is new of any.
+        """
+        is_new = False
         for preemption in gang.preemptions:
             may_be_retracted = preemption.spec.cancelable and not preemption.phase.ended
             is_unseen = preemption.learned_at is not None and not preemption.seen
             if may_be_retracted and is_unseen and sees_signals(gang, preemption, now):
                 self._cache.preemptions.note_seen(preemption.key)
+                is_new = True
+        return is_new
 
     def _carry_out(self, uid: str, gang: GangSnapshot, now: float) -> None:
         waits = False

@@ -334,13 +334,13 @@ def _unanswered(preemptions: Sequence[PreemptionRecord], timed: Sequence[Timed])
     """
 
     def answered(preemption: PreemptionRecord, item: Timed) -> bool:
+        if not preemption.includes(item.signal.pod):
+            return False
         if item.request is not None and item.request.reference in preemption.spec.requests:
-            return preemption.includes(item.signal.pod)
+            return True
         ended_at = preemption.ended_at or 0.0
         was_far = item.request is None and item.signal.is_far(item.since_at, ended_at)
-        return preemption.includes(item.signal.pod) and (
-            preemption.leaves or (item.since_at <= ended_at and not was_far)
-        )
+        return preemption.leaves or (item.since_at <= ended_at and not was_far)
 
     return [item for item in timed if not any(answered(preemption, item) for preemption in preemptions)]
 

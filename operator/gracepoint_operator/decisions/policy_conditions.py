@@ -505,6 +505,8 @@ def _whole_second(at: float) -> datetime.datetime:
 
 
 TroubleKey = tuple[str, str]  # UID of the workload, trouble
+#: What came to a replica. A number: when the trouble was over, in seconds since the epoch.
+TroubleNews = WorkloadTrouble | float
 
 #: As long as the resource's schema allows, and as many entries.
 _SENTENCE, _TROUBLES = 1024, 50
@@ -547,14 +549,14 @@ def workload_trouble(workload: WorkloadIdentity, trouble: Trouble, now: float) -
 
 
 def joined_troubles(
-    news: Mapping[TroubleKey, WorkloadTrouble | float], stored: Iterable[WorkloadTrouble], workload_uids: Set[str]
+    news: Mapping[TroubleKey, TroubleNews], stored: Iterable[WorkloadTrouble], workload_uids: Set[str]
 ) -> list[WorkloadTrouble]:
     """Returns the entries of a policy after what has come to this replica.
 
     An entry that is stored keeps its place, so that none is pushed out of the list by another one.
 
     Args:
-        news: What this replica was told. A number: when it was told that it is over, in seconds since the epoch.
+        news: What this replica was told.
         stored: The entries of the policy.
         workload_uids: UIDs of its workloads that have not finished.
     """
@@ -578,12 +580,12 @@ def trouble_condition(
         entries: Its entries of all kinds.
         now: Seconds since the epoch.
     """
-    failing = {f"{item.name} {item.kind}": item for item in entries if item.trouble == kind}
+    failing = sorted((item for item in entries if item.trouble == kind), key=lambda item: (item.name, item.kind))
     message = _NONE[kind]
     if failing:
-        names = [failing[key].name for key in sorted(failing)]
-        first = f"{names[0]}: {failing[min(failing)].message}"
-        message = f"{len(names)} {ANY_PLURAL} {_FAILING[kind]} ({', '.join(names[:5])}). {first}"
+        names = ", ".join(item.name for item in failing[:5])
+        first = f"{failing[0].name}: {failing[0].message}"
+        message = f"{len(failing)} {ANY_PLURAL} {_FAILING[kind]} ({names}). {first}"
     return Condition(
         type=CONDITIONS[kind],
         status=ConditionStatus.FALSE if failing else ConditionStatus.TRUE,

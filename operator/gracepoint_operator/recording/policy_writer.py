@@ -21,7 +21,7 @@ from gracepoint.wire import names
 from gracepoint.wire.messages import Forecast, TroubleKind
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.decisions import policy_conditions, preemption_status, snapshot_placement, waiting
-from gracepoint_operator.decisions.policy_conditions import GangConnection, PodRights, TroubleKey
+from gracepoint_operator.decisions.policy_conditions import GangConnection, PodRights, TroubleKey, TroubleNews
 from gracepoint_operator.goodput import accounts
 from gracepoint_operator.goodput.accounts import stages
 from gracepoint_operator.kube import client
@@ -46,7 +46,6 @@ from gracepoint_operator.resources import (
     WorkloadForecast,
     WorkloadGoodput,
     WorkloadSnapshots,
-    WorkloadTrouble,
     WorkloadWaits,
 )
 from gracepoint_operator.workloads import Workload
@@ -294,7 +293,7 @@ class PolicyWriter:
         self._stalls[policy] = dict(stalled)
         self.touch(*policy)
 
-    def trouble(self, workload: Workload, kind: TroubleKind, news: WorkloadTrouble | float) -> None:
+    def trouble(self, workload: Workload, kind: TroubleKind, news: TroubleNews) -> None:
         """Takes what fails in a gang while it trains. A number: it is over since then, in seconds since the epoch."""
         self.troubles.tell(workload, kind, news)
         self.touch(workload.namespace, workload.policy)
@@ -348,7 +347,6 @@ class PolicyWriter:
         """The workload is gone."""
         self._forecasts.pop(workload_uid, None)
         self._snapshots.pop(workload_uid, None)
-        self.troubles.forget(workload_uid)
         self.goodput.forget(workload_uid)
 
     async def close(self, timeout_s: float) -> None:
@@ -369,7 +367,7 @@ class PolicyWriter:
             stalls, waits = self._stalls.get(key), self._waits.get(key)
             workloads = self._workloads(key)
             troubles = self.troubles.news_for(policy, workloads)
-            status = self._status(policy, workloads)
+            status = self._status(policy, workloads, troubles)
             changes = status.changes_since(policy.status) if self._is_due(policy, status) else {}
         if changes:
             version = body["metadata"]["resourceVersion"]
@@ -440,7 +438,9 @@ class PolicyWriter:
         workloads = (objects.workloads[uid] for uid in objects.workloads_with_policy(key))
         return sorted(workloads, key=lambda item: item.name)
 
-    def _status(self, policy: CheckpointPolicy, workloads: Sequence[Workload]) -> CheckpointPolicyStatus:
+    def _status(
+        self, policy: CheckpointPolicy, workloads: Sequence[Workload], news: Mapping[TroubleKey, TroubleNews]
+    ) -> CheckpointPolicyStatus:
         now, key = self._clock(), (policy.namespace, policy.name)
         forecasts = policy_conditions.newest_forecasts(
             self._forecasts.values(), policy.status.forecasts or (), {item.uid for item in workloads}
@@ -489,7 +489,6 @@ class PolicyWriter:
         if key in self._stalls:
             conditions.append(preemption_status.progress_condition(policy, self._stalls[key], now))
         uids = {item.uid for item in workloads}
-        news = self.troubles.news_for(policy, workloads)
         troubles = policy_conditions.joined_troubles(
             news, policy.status.troubles or (), {item.uid for item in workloads if not item.finished}
         )

@@ -13,14 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from gracepoint.wire.messages import TroubleKind
 from gracepoint_operator.cache.cluster_cache import ClusterCache
 from gracepoint_operator.cache.indexes import version_of
-from gracepoint_operator.decisions.policy_conditions import TroubleKey
+from gracepoint_operator.decisions.policy_conditions import TroubleKey, TroubleNews, joined_troubles
 from gracepoint_operator.kube.client import JsonObject
 from gracepoint_operator.read_errors import Unreadable
 from gracepoint_operator.resources import CheckpointPolicy, WorkloadTrouble
 from gracepoint_operator.workloads import Workload
-
-#: A number: when the trouble was over, in seconds since the epoch.
-News = WorkloadTrouble | float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +44,11 @@ class SharedTroubles:
     def __init__(self, cache: ClusterCache) -> None:
         self._cache = cache
         # An end is kept: another replica may write an older report later. An entry leaves when it is in the status.
-        self._news: dict[TroubleKey, News] = {}
+        self._news: dict[TroubleKey, TroubleNews] = {}
         self._written: dict[TroubleKey, _Written] = {}
         self._ended: list[TroubleKey] = []
 
-    def tell(self, workload: Workload, kind: TroubleKind, news: News) -> None:
+    def tell(self, workload: Workload, kind: TroubleKind, news: TroubleNews) -> None:
         """Takes what came to this replica."""
         key = (workload.uid, str(kind))
         policy = self._cache.policies.get((workload.namespace, workload.policy))
@@ -63,7 +60,8 @@ class SharedTroubles:
     def follow(self, policy: CheckpointPolicy) -> bool:
         """Takes what is in the status of a policy. Returns whether this replica has to write it."""
         entries, version = dict(_entries(policy)), version_of(policy.metadata)
-        is_due = any(_differs(entry, self._news.get(key)) for key, entry in entries.items())
+        news = {key: self._news[key] for key in entries if key in self._news}
+        is_due = joined_troubles(news, entries.values(), {uid for uid, _ in entries}) != list(entries.values())
         for key, written in list(self._written.items()):
             workload = self._cache.objects.workloads.get(key[0])
             if written.policy_uid != policy.uid or workload is None or workload.policy != policy.name:
@@ -86,15 +84,15 @@ class SharedTroubles:
         ended, self._ended = self._ended, []
         return ended
 
-    def news_for(self, policy: CheckpointPolicy, workloads: Iterable[Workload]) -> dict[TroubleKey, News]:
+    def news_for(self, policy: CheckpointPolicy, workloads: Iterable[Workload]) -> dict[TroubleKey, TroubleNews]:
         """What is to be written of these workloads: what is new, and what was written into another policy."""
         uids = {item.uid for item in workloads}
         elsewhere = {key: item.entry for key, item in self._written.items() if item.policy_uid != policy.uid}
         return {key: item for key, item in {**elsewhere, **self._news}.items() if key[0] in uids}
 
-    def note_written(self, body: JsonObject, news: Mapping[TroubleKey, News]) -> None:
+    def note_written(self, body: JsonObject, news: Mapping[TroubleKey, TroubleNews]) -> None:
         """Notes which of these are in the status of a policy, as it was read or written just now."""
-        if not news:
+        if not any(isinstance(item, WorkloadTrouble) for item in news.values()):
             return
         try:
             policy = CheckpointPolicy.of(body)
@@ -116,10 +114,3 @@ class SharedTroubles:
 
 def _entries(policy: CheckpointPolicy) -> Iterator[tuple[TroubleKey, WorkloadTrouble]]:
     return (((item.uid, item.trouble), item) for item in policy.status.troubles or ())
-
-
-def _differs(entry: WorkloadTrouble, news: News | None) -> bool:
-    """Returns whether the entry must change: it is over, or there is a newer report."""
-    if isinstance(news, WorkloadTrouble):
-        return news.time > entry.time
-    return news is not None and entry.time.timestamp() <= news

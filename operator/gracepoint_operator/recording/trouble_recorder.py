@@ -130,9 +130,9 @@ class TroubleRecorder(Recorder):
         workload = self._cache.objects.workloads.get(workload_uid)
         policy = None if workload is None else self._cache.policies.get((workload.namespace, workload.policy))
         for kind in TroubleKind:
-            was_known = self._end(workload_uid, kind)
+            known = self._end(workload_uid, kind)
             is_shown = policy is not None and policy_conditions.shows_trouble(policy, kind, workload_uid)
-            if workload is not None and (was_known or is_shown):  # the replica that knew of it may be gone
+            if workload is not None and (known or is_shown):  # the replica that knew of it may be gone
                 self._policy_writer.trouble(workload, kind, self._clock())
 
     def follow(self, policy: CheckpointPolicy) -> None:
@@ -158,15 +158,15 @@ class TroubleRecorder(Recorder):
         self._unposted.pop(uid, None)
         self._policy_writer.troubles.forget(uid)
         for kind in TroubleKind:
-            current = self._troubles.get((uid, kind))
-            if current is not None and self._end(uid, kind):
-                self._policy_writer.touch(current.workload.namespace, current.workload.policy)
+            if known := self._end(uid, kind):
+                self._policy_writer.touch(known.workload.namespace, known.workload.policy)
 
-    def _end(self, workload_uid: str, kind: TroubleKind) -> bool:
-        """Forgets a trouble. Returns whether it was known."""
-        was_known = self._troubles.pop((workload_uid, kind), None) is not None
-        self._show(kind)
-        return was_known
+    def _end(self, workload_uid: str, kind: TroubleKind) -> _KnownTrouble | None:
+        """Forgets a trouble. Returns what was known of it."""
+        known = self._troubles.pop((workload_uid, kind), None)
+        if known is not None:
+            self._show(kind)
+        return known
 
     def _show(self, kind: TroubleKind) -> None:
         self._metrics.troubled.labels(kind).set(sum(item_kind is kind for _, item_kind in self._troubles))
