@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from gracepoint.wire import names
 from gracepoint.wire.frames import Notice, Retraction
-from gracepoint.wire.messages import Acknowledgement, Confidence, Forecast, Mode, Phase, Resumption
+from gracepoint.wire.messages import Acknowledgement, Confidence, Forecast, Mode, Phase
 from gracepoint_operator import controller
 from gracepoint_operator.cache.relister import sweep
 from gracepoint_operator.channel.reports import UnknownPreemption
@@ -26,7 +26,17 @@ from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE, NOW, Clock
-from tests.unit.operator.fakes.replica import Replica, cluster, frames, kept_of, report, running, started, until
+from tests.unit.operator.fakes.replica import (
+    Replica,
+    cluster,
+    frames,
+    kept_of,
+    report,
+    resumption,
+    running,
+    started,
+    until,
+)
 
 NAME = f"train-{JOBSET_UID[:8]}-1"
 
@@ -190,13 +200,19 @@ async def test_vanished_signal_is_retracted_from_all_who_may_know(api: MemoryApi
         await until(lambda: "PreemptionRetracted" in replica.reasons, "the Event")
 
 
-async def test_a_signal_that_both_replicas_saw_is_retracted_by_the_one_that_lives(api: MemoryApi, clock: Clock) -> None:
+async def see_learned(replica: Replica) -> client.JsonObject:
+    """The replica gets the record of another one, and then sees its signal. Returns the record."""
     record = objects.preemption(cancelable=True, deadline_at=NOW + 300)
     record["spec"]["signal"] = "taint node.kubernetes.io/not-ready:NoExecute"
+    replica.see(kinds.PREEMPTIONS, record)
+    replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
+    await until(lambda: any(known.seen for known in replica.core.cache.preemptions.records.values()), "the taint")
+    return record
+
+
+async def test_a_signal_that_both_replicas_saw_is_retracted_by_the_one_that_lives(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
-        replica.see(kinds.PREEMPTIONS, record)
-        replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
-        await until(lambda: any(record.seen for record in replica.core.cache.preemptions.records.values()), "the taint")
+        await see_learned(replica)
         clock.move(3)
         replica.see(kinds.NODES, objects.node("node-1"))
         await replica.phase("Retracted")
@@ -205,12 +221,8 @@ async def test_a_signal_that_both_replicas_saw_is_retracted_by_the_one_that_live
 async def test_a_signal_that_went_away_is_not_taken_for_a_later_one_of_the_same_pod(
     api: MemoryApi, clock: Clock
 ) -> None:
-    record = objects.preemption(cancelable=True, deadline_at=NOW + 300)
-    record["spec"]["signal"] = "taint node.kubernetes.io/not-ready:NoExecute"
     async with running(api, clock) as replica:
-        replica.see(kinds.PREEMPTIONS, record)
-        replica.taint("node-1", "node.kubernetes.io/not-ready", "NoExecute")
-        await until(lambda: any(record.seen for record in replica.core.cache.preemptions.records.values()), "the taint")
+        record = await see_learned(replica)
         record["spec"] |= {"signal": "taint of a device", "deadline": objects.stamp(NOW + 30), "moves": 1}
         replica.see(kinds.PREEMPTIONS, record)
         replica.see(kinds.NODES, objects.node("node-1"))
@@ -570,16 +582,9 @@ async def test_the_restarted_gang_says_from_where_it_continues(api: MemoryApi, c
         pod = replica.core.cache.objects.pods["uid-pod-0-1"]
         for training in (False, True):
             clock.move(1)
-            message = Resumption(
-                pod_uid=pod.uid,
-                session="s-9",
-                workload_uid=JOBSET_UID,
-                restart_attempt=1,
-                restored_step=40,
-                training=training,
-                age_s=0.5,  # on its way, while the replica that it was sent to had gone
-            )
-            await replica.core.reports.take(pod, message)
+            # On its way, while the replica that it was sent to had gone.
+            message = resumption(training=training, age_s=0.5)
+            await replica.core.reports.take(pod, dataclasses.replace(message, session="s-9"))
         await until(lambda: "training" in timings(replica.preemptions[0]), "the stage")
         body = replica.preemptions[0]
         assert body["status"]["restoredStep"] == 40
@@ -913,15 +918,7 @@ async def test_gang_disrupted_again_before_training_still_reports_its_return(api
         replica.taint()
         await replica.phase("Noticed", epoch=1)
         pod = replica.core.cache.objects.pods["uid-pod-0-1"]
-        said = Resumption(
-            pod_uid=pod.uid,
-            session="s-0",
-            workload_uid=JOBSET_UID,
-            restart_attempt=1,
-            restored_step=40,
-            training=True,
-            age_s=0,
-        )
+        said = dataclasses.replace(resumption(training=True), session="s-0")
         await replica.core.reports.take(pod, said)
         await until(lambda: replica.preemptions[0]["status"].get("restoredStep") == 40, "the first record to say so")
         assert "restoredStep" not in replica.preemptions[1]["status"]

@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 
-from gracepoint.wire.messages import Phase, Resumption, SavedFor, Spent
+from gracepoint.wire.messages import Phase, SavedFor, Spent
 from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.kube.client import JsonObject
 from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, Clock
-from tests.unit.operator.fakes.replica import Replica, forecast, report, running, until
+from tests.unit.operator.fakes.replica import Replica, forecast, report, resumption, running, until
 
 FIRST, SECOND = (f"train-{JOBSET_UID[:8]}-{number}" for number in (1, 2))
 
@@ -52,14 +52,8 @@ async def resume(
     """The restarted gang says what it has restored."""
     uid = f"uid-pod-0-{attempt}"
     await until(lambda: uid in replica.core.cache.objects.pods, "the new pods")
-    message = Resumption(
-        pod_uid=uid,
-        session=f"s-{attempt}",
-        workload_uid=JOBSET_UID,
-        restart_attempt=attempt,
-        restored_step=step,
-        training=False,
-        age_s=0.0,
+    message = dataclasses.replace(
+        resumption(step, attempt=attempt),
         spent=Spent(now_s=3.0, joined_s=1.0),
         saved_for=saved,
         from_memory=from_memory,

@@ -10,7 +10,7 @@ import types
 from collections.abc import AsyncIterator, Callable
 
 from gracepoint.wire.frames import Frame
-from gracepoint.wire.messages import Forecast, Phase, Report, Spent, StageTiming, Subscription
+from gracepoint.wire.messages import Forecast, Phase, Report, Resumption, Spent, StageTiming, Subscription
 from gracepoint_operator.channel.notifier import Subscriber
 from gracepoint_operator.controller import Controller, ControllerSettings
 from gracepoint_operator.decisions.policy_conditions import PodRights
@@ -236,6 +236,19 @@ def forecast(spent: Spent | None = None, *, attempt: int = 0) -> Forecast:
     )
 
 
+def resumption(step: int | None = 40, *, attempt: int = 1, training: bool = False, age_s: float = 0.0) -> Resumption:
+    """What the gang's primary process says of its start."""
+    return Resumption(
+        pod_uid=f"uid-pod-0-{attempt}",
+        session=f"s-{attempt}",
+        workload_uid=objects.JOBSET_UID,
+        restart_attempt=attempt,
+        restored_step=step,
+        training=training,
+        age_s=age_s,
+    )
+
+
 async def frames(subscriber: Subscriber) -> list[Frame]:
     """What is in a subscriber's queue once the replica is quiet, written as its stream would.
 
@@ -279,6 +292,11 @@ async def started(replica: Replica) -> AsyncIterator[Replica]:
 
 def progressing(api: MemoryApi) -> tuple[str, str]:
     """Status and message of the policy's condition of that type. Empty if it has none."""
+    return of_policy(api, "Progressing")
+
+
+def of_policy(api: MemoryApi, condition: str) -> tuple[str, str]:
+    """Status and message of the policy's condition of a type. Empty if it has none."""
     (body,) = api.of(kinds.POLICIES)
-    found = [item for item in body.get("status", {}).get("conditions", []) if item["type"] == "Progressing"]
+    found = [item for item in body.get("status", {}).get("conditions", []) if item["type"] == condition]
     return (found[0]["status"], found[0]["message"]) if found else ("", "")

@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 from prometheus_client import parser
 
-from gracepoint.wire.messages import Forecast, Resumption, SavedFor, Spent
+from gracepoint.wire.messages import Forecast, SavedFor, Spent
 from gracepoint_operator.goodput import accounts
 from gracepoint_operator.goodput.accounts import GoodputLedger
 from gracepoint_operator.goodput.life import Category
@@ -21,7 +21,7 @@ from gracepoint_operator.workloads import Workload
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, Clock
-from tests.unit.operator.fakes.replica import Replica, forecast, running, subscription, until
+from tests.unit.operator.fakes.replica import Replica, forecast, resumption, running, subscription, until
 from tests.unit.operator.fakes.scene import Scene
 
 SPENT = Spent(now_s=50.0, joined_s=2.0, restored_s=4.0, trained_s=8.0, saving_s=1.0, saves=2, saves_s=1.0)
@@ -119,14 +119,8 @@ async def test_a_restart_reports_when_the_life_before_stopped(api: MemoryApi, cl
             replica.see(kinds.PODS, objects.pod(index, attempt=1, created_at=clock()))
         await until(lambda: newest(api).disruptions == 1, "the second life")
         stopped = dataclasses.replace(SPENT, now_s=65.0, left_s=65.0, passed={"40": 56.0})
-        said = Resumption(
-            pod_uid="uid-pod-0-1",
-            session="s-1",
-            workload_uid=JOBSET_UID,
-            restart_attempt=1,
-            restored_step=40,
-            training=False,
-            age_s=0.0,
+        said = dataclasses.replace(
+            resumption(),
             spent=Spent(now_s=1.0, joined_s=0.5, restored_s=1.0, first_step=40),
             saved_for=SavedFor(preemption="", session=session, restart_attempt=0, spent=stopped),
         )

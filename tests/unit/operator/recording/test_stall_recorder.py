@@ -12,7 +12,7 @@ from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, Clock
-from tests.unit.operator.fakes.replica import Replica, frames, progressing, running, until
+from tests.unit.operator.fakes.replica import Replica, frames, progressing, resumption, running, until
 
 STALL = Stall(
     pod_uid="uid-pod-0-0",
@@ -69,16 +69,7 @@ async def test_a_gang_that_started_again_is_not_stalled(api: MemoryApi, clock: C
         replica.subscribe(0)
         await take(replica, STALL)
         await until(lambda: progressing(api)[0] == "False", "the condition")
-        resumed = Resumption(
-            pod_uid="uid-pod-0-0",
-            session="s-1",
-            workload_uid=JOBSET_UID,
-            restart_attempt=1,
-            restored_step=40,
-            training=True,
-            age_s=0.0,
-        )
-        await take(replica, resumed)
+        await take(replica, dataclasses.replace(resumption(training=True), pod_uid="uid-pod-0-0"))
         await until(lambda: progressing(api)[0] == "True", "the condition's end")
 
 

@@ -15,7 +15,7 @@ from gracepoint_operator.workloads import JOBSETS
 from tests.unit.operator.fakes import objects as fakes
 from tests.unit.operator.fakes.api import MemoryApi
 from tests.unit.operator.fakes.objects import JOBSET_UID, NAMESPACE, Body, Clock
-from tests.unit.operator.fakes.replica import Replica, cluster, running, until
+from tests.unit.operator.fakes.replica import Replica, cluster, of_policy, resumption, running, until
 
 SAVES = Trouble(
     pod_uid="uid-pod-0-0",
@@ -40,12 +40,6 @@ KINDS = pytest.mark.parametrize(
 )
 
 
-def _condition(api: MemoryApi, kind: str) -> tuple[str, str]:
-    (body,) = api.of(objects.POLICIES)
-    found = [item for item in body.get("status", {}).get("conditions", []) if item["type"] == kind]
-    return (found[0]["status"], found[0]["message"]) if found else ("", "")
-
-
 def metrics(replica: Replica, trouble: Trouble) -> tuple[float | None, float | None]:
     get, labels = replica.metrics.registry.get_sample_value, {"kind": trouble.kind}
     return get("gracepoint_troubles_total", labels), get("gracepoint_troubled_workloads", labels)
@@ -63,29 +57,22 @@ async def test_trouble_shows_on_policy_and_workload_until_it_is_over(
         replica.subscribe(0)
         assert metrics(replica, trouble)[0] == 0, "else increase() would not see the first"
         await take(replica, trouble)
-        await until(lambda: _condition(api, condition)[0] == "False", "the condition")
-        assert trouble.message in _condition(api, condition)[1]
-        assert ("another 840 s" in _condition(api, condition)[1]) is (trouble is SAVES)
+        await until(lambda: of_policy(api, condition)[0] == "False", "the condition")
+        assert trouble.message in of_policy(api, condition)[1]
+        assert ("another 840 s" in of_policy(api, condition)[1]) is (trouble is SAVES)
         await until(lambda: replica.reasons == events[:1], "the Event")
         await take(replica, dataclasses.replace(trouble, times=3, message="still"))
-        await until(lambda: "still" in _condition(api, condition)[1], "the newer message")
+        await until(lambda: "still" in of_policy(api, condition)[1], "the newer message")
         assert metrics(replica, trouble) == (1, 1)
         clock.move(10)
         await take(replica, dataclasses.replace(trouble, over=True))
-        await until(lambda: _condition(api, condition)[0] == "True", "the condition's end")
+        await until(lambda: of_policy(api, condition)[0] == "True", "the condition's end")
         await until(lambda: replica.reasons == events, "the Event of the end")
         assert metrics(replica, trouble) == (1, 0)
 
 
-RESUMED = Resumption(
-    pod_uid="uid-pod-0-0",
-    session="s-1",
-    workload_uid=JOBSET_UID,
-    restart_attempt=1,
-    restored_step=40,
-    training=False,
-    age_s=0.0,
-)
+#: The first pod says so: no other one is there.
+RESUMED = dataclasses.replace(resumption(), pod_uid="uid-pod-0-0")
 
 
 @pytest.mark.parametrize("by_older_version", [False, True])
@@ -95,7 +82,7 @@ async def test_a_gang_that_starts_again_has_no_trouble_until_it_says_so(
     async with running(api, clock) as replica:
         replica.subscribe(0)
         await take(replica, SAVES)
-        await until(lambda: _condition(api, "Saving")[0] == "False", "the condition")
+        await until(lambda: of_policy(api, "Saving")[0] == "False", "the condition")
     if by_older_version:
         (body,) = api.of(objects.POLICIES)
         del body["status"]["troubles"]
@@ -103,7 +90,7 @@ async def test_a_gang_that_starts_again_has_no_trouble_until_it_says_so(
     async with running(api, clock) as replica:  # another one, which was told nothing
         replica.subscribe(0)
         await take(replica, RESUMED)
-        await until(lambda: _condition(api, "Saving")[0] == "True", "the condition's end")
+        await until(lambda: of_policy(api, "Saving")[0] == "True", "the condition's end")
 
 
 async def test_the_end_that_was_reported_to_another_replica_counts(api: MemoryApi, clock: Clock) -> None:
@@ -111,10 +98,10 @@ async def test_the_end_that_was_reported_to_another_replica_counts(api: MemoryAp
         for replica in (first, second):
             replica.subscribe(0)
         await take(first, SAVES)
-        await until(lambda: _condition(api, "Saving")[0] == "False", "the condition")
+        await until(lambda: of_policy(api, "Saving")[0] == "False", "the condition")
         clock.move(60)
         await take(second, dataclasses.replace(SAVES, over=True))
-        await until(lambda: _condition(api, "Saving")[0] == "True", "the condition's end")
+        await until(lambda: of_policy(api, "Saving")[0] == "True", "the condition's end")
         first.core.feed(objects.POLICIES, "MODIFIED", api.of(objects.POLICIES)[0])
         await until(lambda: metrics(first, SAVES)[1] == 0, "the first replica hears of it")
 
@@ -150,19 +137,19 @@ async def test_another_gang_that_starts_at_another_replica_ends_no_trouble(api: 
     _two_gangs(api)
     async with running(api, clock, "a") as first, running(api, clock, "b") as second:
         await take(first, SAVES)
-        await until(lambda: _condition(api, "Saving")[0] == "False", "the condition")
+        await until(lambda: of_policy(api, "Saving")[0] == "False", "the condition")
         _watches_bring_policy(api, first, second)
         clock.move(5)
         await take_of_other(second, RESUMED)
         await take_of_other(second, SAVES)  # which is written after anything that the start has brought about
-        await until(lambda: "2 JobSets" in _condition(api, "Saving")[1], "both in the condition")
+        await until(lambda: "2 JobSets" in of_policy(api, "Saving")[1], "both in the condition")
         _watches_bring_policy(api, first, second)
         clock.move(5)
         await take_of_other(second, dataclasses.replace(SAVES, over=True))
-        await until(lambda: "1 JobSet" in _condition(api, "Saving")[1], "the first in the condition")
+        await until(lambda: "1 JobSet" in of_policy(api, "Saving")[1], "the first in the condition")
         _watches_bring_policy(api, first, second)
         await until(lambda: metrics(second, SAVES)[1] == 0, "the end at the second")
-        assert (_condition(api, "Saving")[0], metrics(first, SAVES)[1]) == ("False", 1)
+        assert (of_policy(api, "Saving")[0], metrics(first, SAVES)[1]) == ("False", 1)
 
 
 def _troubles(api: MemoryApi) -> list[tuple[str, str]]:
@@ -177,15 +164,15 @@ async def test_an_entry_leaves_the_status_when_its_trouble_is_over(api: MemoryAp
         await until(lambda: len(_troubles(api)) == 2, "both entries")
         await take(replica, dataclasses.replace(SAVES, over=True))
         await until(lambda: _troubles(api) == [("train", "Deletions")], "one entry")
-        assert (_condition(api, "Saving")[0], _condition(api, "CleanedUp")[0]) == ("True", "False")
+        assert (of_policy(api, "Saving")[0], of_policy(api, "CleanedUp")[0]) == ("True", "False")
 
 
 async def test_a_replica_that_writes_before_it_heard_of_the_end_keeps_nothing(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock, "a") as first, running(api, clock, "b") as second:
         await take(first, SAVES)
-        await until(lambda: _condition(api, "Saving")[0] == "False", "the condition")
+        await until(lambda: of_policy(api, "Saving")[0] == "False", "the condition")
         await take(second, dataclasses.replace(SAVES, over=True))
-        await until(lambda: _condition(api, "Saving")[0] == "True", "the condition's end")
+        await until(lambda: of_policy(api, "Saving")[0] == "True", "the condition's end")
         first.core.writers.policies.touch(NAMESPACE, "careful")  # it reads the policy, which no watch has brought
         await take(first, DELETIONS)
         await until(lambda: _troubles(api) == [("train", "Deletions")], "the other trouble alone")
@@ -199,11 +186,11 @@ async def test_a_failure_that_is_written_after_its_end_was_heard_elsewhere_leave
 ) -> None:
     async with running(api, clock, "a") as first, running(api, clock, "b") as second:
         await take(first, SAVES)
-        await until(lambda: _condition(api, "Saving")[0] == "False", "the condition")
+        await until(lambda: of_policy(api, "Saving")[0] == "False", "the condition")
         late = api.of(objects.POLICIES)[0]
         clock.move(60)
         await take(second, dataclasses.replace(SAVES, over=True))
-        await until(lambda: _condition(api, "Saving")[0] == "True", "the condition's end")
+        await until(lambda: of_policy(api, "Saving")[0] == "True", "the condition's end")
         _watches_bring_policy(api, second)
         again = api.of(objects.POLICIES)[0]
         again["status"] |= {name: late["status"][name] for name in ("troubles", "conditions")}
@@ -213,28 +200,28 @@ async def test_a_failure_that_is_written_after_its_end_was_heard_elsewhere_leave
             await until(lambda: not _troubles(api), "the entry to leave")
         _watches_bring_policy(api, first)
         await until(lambda: metrics(first, SAVES)[1] == 0, "the first replica hears of it")
-        assert _condition(api, "Saving")[0] == "True"
+        assert of_policy(api, "Saving")[0] == "True"
 
 
 async def test_replicas_that_both_got_reports_keep_the_newer_one(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock, "a") as first, running(api, clock, "b") as second:
         await take(first, SAVES)
-        await until(lambda: _condition(api, "Saving")[0] == "False", "the condition")
+        await until(lambda: of_policy(api, "Saving")[0] == "False", "the condition")
         clock.move(60)
         await take(second, dataclasses.replace(SAVES, message="9 periodic saves in a row failed"))
-        await until(lambda: "9 periodic" in _condition(api, "Saving")[1], "the newer report")
+        await until(lambda: "9 periodic" in of_policy(api, "Saving")[1], "the newer report")
         for replica in (first, second, first):
             _watches_bring_policy(api, first, second)
             await take(replica, dataclasses.replace(DELETIONS, message=f"at {clock():.0f}"))
-            await until(lambda: f"at {clock():.0f}" in _condition(api, "CleanedUp")[1], "another report")
-            assert "9 periodic" in _condition(api, "Saving")[1]
+            await until(lambda: f"at {clock():.0f}" in of_policy(api, "CleanedUp")[1], "another report")
+            assert "9 periodic" in of_policy(api, "Saving")[1]
             clock.move(60)
 
 
 async def test_an_end_after_the_api_server_was_restored_from_a_backup_counts(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock, "a") as first, running(api, clock, "b") as second:
         await take(first, SAVES)
-        await until(lambda: _condition(api, "Saving")[0] == "False", "the condition")
+        await until(lambda: of_policy(api, "Saving")[0] == "False", "the condition")
         api.restore(version=7)
         (restored,) = api.of(objects.POLICIES)
         api.add(objects.POLICIES, restored | {"status": {**restored["status"], "troubles": []}})
@@ -251,22 +238,22 @@ async def test_an_end_after_the_api_server_was_restored_from_a_backup_counts(api
 async def test_what_fails_until_the_end_of_a_workload_ends_with_it(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         await take(replica, SAVES)
-        await until(lambda: _condition(api, "Saving")[0] == "False", "the condition")
+        await until(lambda: of_policy(api, "Saving")[0] == "False", "the condition")
         replica.see(JOBSETS, fakes.jobset(finished="Failed"))
-        await until(lambda: _condition(api, "Saving")[0] == "True", "the condition's end")
+        await until(lambda: of_policy(api, "Saving")[0] == "True", "the condition's end")
         assert (metrics(replica, SAVES)[1], _troubles(api)) == (0, [])
 
 
 async def test_a_policy_that_is_made_again_gets_what_still_fails(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         await take(replica, SAVES)
-        await until(lambda: _condition(api, "Saving")[0] == "False", "the condition")
+        await until(lambda: of_policy(api, "Saving")[0] == "False", "the condition")
         (body,) = api.of(objects.POLICIES)
         replica.drop(objects.POLICIES, body)
         again = fakes.policy()
         again["metadata"]["uid"] = "uid-again"
         replica.see(objects.POLICIES, again)
-        await until(lambda: _condition(api, "Saving")[0] == "False", "the condition of the new one")
+        await until(lambda: of_policy(api, "Saving")[0] == "False", "the condition of the new one")
         _watches_bring_policy(api, replica)
         assert metrics(replica, SAVES)[1] == 1
 
@@ -303,7 +290,7 @@ async def test_a_gang_that_gets_another_policy_leaves_the_status_of_the_one_befo
 async def test_names_of_files_that_are_no_text_are_shown_as_escapes(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         await take(replica, dataclasses.replace(DELETIONS, message="/ckpt/\udcff: Permission denied"))
-        await until(lambda: "/ckpt/\\udcff: Permission" in _condition(api, "CleanedUp")[1], "the condition")
+        await until(lambda: "/ckpt/\\udcff: Permission" in of_policy(api, "CleanedUp")[1], "the condition")
 
 
 async def test_a_kind_that_only_later_libraries_know_is_ignored(api: MemoryApi, clock: Clock) -> None:
