@@ -18,6 +18,7 @@ from demo.snapshot import Json
 from tests.object_stores.servers import REGION
 from tests.testcluster import images, parts
 from tests.testcluster.api import Cluster
+from tests.testcluster.rollout import wait_for_rollout
 
 BUCKET = "checkpoints"
 SCHEMES = ("gs", "s3")
@@ -74,9 +75,7 @@ def run_store(cluster: Cluster, scheme: str, namespace: str) -> ObjectStore:
     items = [_secret(store), _service(store), _deployment(store, str(cluster.shared_dir))]
     manifest = {"apiVersion": "v1", "kind": "List", "items": items}
     cluster.kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
-    cluster.kubectl(
-        *("rollout", "status", f"deployment/{store.name}", f"--namespace={namespace}", "--timeout=60s"), timeout_s=70
-    )
+    wait_for_rollout(cluster, f"deployment/{store.name}", namespace=namespace, timeout_s=60)
     return store
 
 

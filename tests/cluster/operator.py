@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from demo.install import OPERATOR_NAMESPACE, ROOT, wait_for_webhooks
 from tests.testcluster.api import Cluster
+from tests.testcluster.rollout import wait_for_rollout
 from tests.testcluster.shell import wait_until
 
 DEPLOYMENT = "deployment/gracepoint"
@@ -64,9 +65,7 @@ def renew(cluster: Cluster) -> None:
 
 def ready(cluster: Cluster) -> None:
     """Waits until every replica serves."""
-    cluster.kubectl(
-        *("rollout", "status", DEPLOYMENT, f"--namespace={OPERATOR_NAMESPACE}", "--timeout=90s"), timeout_s=100
-    )
+    wait_for_rollout(cluster, DEPLOYMENT, namespace=OPERATOR_NAMESPACE, timeout_s=90)
     wait_for_webhooks(cluster)
 
 

@@ -10,6 +10,7 @@ from tests.cluster.small import container, create
 from tests.testcluster import controllers
 from tests.testcluster.api import Cluster
 from tests.testcluster.local import LocalCluster
+from tests.testcluster.rollout import wait_for_rollout
 from tests.testcluster.shell import wait_until
 
 QUEUE = "kueue.x-k8s.io/queue-name"
@@ -42,10 +43,9 @@ def ready(cluster: Cluster) -> None:
     Raises:
         ClusterError: It did not become ready.
     """
-    where = f"--namespace={controllers.KUEUE.namespace}"
-    name = f"deployment/{controllers.KUEUE.deployment}"
-    if cluster.kubectl("get", name, where, "--ignore-not-found").stdout:
-        cluster.kubectl("rollout", "status", name, where, f"--timeout={_READY_S:g}s", timeout_s=_READY_S + 5)
+    namespace, name = controllers.KUEUE.namespace, f"deployment/{controllers.KUEUE.deployment}"
+    if cluster.kubectl("get", name, f"--namespace={namespace}", "--ignore-not-found").stdout:
+        wait_for_rollout(cluster, name, namespace=namespace, timeout_s=_READY_S)
 
 
 def _objects(namespace: str) -> list[Json]:

@@ -21,6 +21,7 @@ from tests import testcluster
 from tests.testcluster import cgroups, images, pki, runs
 from tests.testcluster.images import BASE
 from tests.testcluster.local import LocalCluster
+from tests.testcluster.rollout import wait_for_rollout
 from tests.testcluster.shell import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -239,6 +240,18 @@ def test_an_image_is_built_offline_from_a_plain_dockerfile_and_only_once(
 
 def test_helm_talks_to_the_cluster(cluster: testcluster.Cluster) -> None:
     assert cluster.helm("list", "--all-namespaces", "--output=json").stdout.strip() == "[]"
+
+
+def test_a_rollout_ends_with_ready_pods_also_when_all_were_just_killed(cluster: testcluster.Cluster) -> None:
+    query = ("get", "pods", "--namespace=kube-system", "--selector=k8s-app=kube-dns", "--output=json")
+    dead = {pod["metadata"]["uid"] for pod in json.loads(cluster.kubectl(*query).stdout)["items"]}
+    assert dead
+    cluster.kubectl("delete", "pods", *query[2:4], "--force", "--grace-period=0", "--wait=false")
+    wait_for_rollout(cluster, "deployment/coredns", namespace="kube-system", timeout_s=60)
+    pods = json.loads(cluster.kubectl(*query).stdout)["items"]
+    conditions = [each for pod in pods for each in pod["status"]["conditions"] if each["type"] == "Ready"]
+    assert [each["status"] for each in conditions] == ["True"]
+    assert not dead & {pod["metadata"]["uid"] for pod in pods}
 
 
 def test_a_cluster_ends_with_its_owner_even_when_that_is_killed() -> None:

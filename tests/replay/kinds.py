@@ -45,6 +45,7 @@ from tests.replay.alerts import LATE, LOST, UNDELIVERED
 from tests.replay.workloads import EVERY_STEPS, STORE_SECRET, Store
 from tests.testcluster import parts
 from tests.testcluster.api import Cluster
+from tests.testcluster.rollout import wait_for_rollout
 from tests.testcluster.shell import wait_until
 
 #: The trainers' priority class: of all pods, they go first.
@@ -55,7 +56,7 @@ TAKER = "taker"
 LABEL = ("trains", "it")
 SNAPSHOT_SERVERS = "gracepoint-snapshots"
 _OPERATOR = "app.kubernetes.io/name=gracepoint"
-_JOBSET_NAMESPACE = "--namespace=jobset-system"
+_JOBSET_NAMESPACE = "jobset-system"
 #: Of pods that only take a place.
 _SLEEP = ["python", "-c", "import time; time.sleep(3600)"]
 _PODS_GONE_S = 300.0
@@ -903,14 +904,13 @@ def _jobset_controller_killed(scene: Scene) -> Iterator[None]:
 
 
 def _kill_jobset_controller(scene: Scene) -> None:
-    scene.cluster.kubectl("delete", "pod", "--all", _JOBSET_NAMESPACE, "--force", "--grace-period=0")
+    scene.cluster.kubectl(
+        *("delete", "pod", "--all", f"--namespace={_JOBSET_NAMESPACE}", "--force", "--grace-period=0")
+    )
 
 
 def _wait_for_jobset_controller(scene: Scene) -> None:
-    scene.cluster.kubectl(
-        *("rollout", "status", "deployment/jobset-controller-manager", _JOBSET_NAMESPACE, "--timeout=120s"),
-        timeout_s=130,
-    )
+    wait_for_rollout(scene.cluster, "deployment/jobset-controller-manager", namespace=_JOBSET_NAMESPACE, timeout_s=120)
 
 
 # What keeps pods from their first step (docs/restarts.md).
@@ -1420,9 +1420,7 @@ def _dns_away(scene: Scene) -> Iterator[None]:
     selected = ("--selector=k8s-app=kube-dns", "--namespace=kube-system")
     scene.cluster.kubectl("delete", "pod", *selected, "--force", "--grace-period=0")
     yield
-    scene.cluster.kubectl(
-        *("rollout", "status", "deployment/coredns", "--namespace=kube-system", "--timeout=120s"), timeout_s=130
-    )
+    wait_for_rollout(scene.cluster, "deployment/coredns", namespace="kube-system", timeout_s=120)
 
 
 @_kind("storage-read-only", announced=False, then=Then.GOES_ON, workloads=BOTH, alerts=_SAVES_FAIL)

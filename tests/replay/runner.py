@@ -54,6 +54,7 @@ from tests.replay.trace import Fault
 from tests.replay.workloads import EVERY_STEPS, KEEP_LAST, POLICIES, UNDISTURBED, WORKLOADS, Store, Workload
 from tests.testcluster.api import Cluster, ClusterError
 from tests.testcluster.local import LocalCluster
+from tests.testcluster.rollout import wait_for_rollout
 from tests.testcluster.shell import wait_until
 
 NAMESPACE = "gracepoint-replay"
@@ -616,11 +617,8 @@ class Replay:
             raise ClusterError(f"the cluster did not come back after {run.name}: {_text(error)}") from error
 
     def _wait_for_snapshot_servers(self) -> None:
-        self._cluster.kubectl(
-            *("rollout", "status", f"daemonset/{SNAPSHOT_SERVERS}", f"--namespace={install.OPERATOR_NAMESPACE}"),
-            "--timeout=180s",
-            timeout_s=190,
-        )
+        servers = f"daemonset/{SNAPSHOT_SERVERS}"
+        wait_for_rollout(self._cluster, servers, namespace=install.OPERATOR_NAMESPACE, timeout_s=180)
 
     def _save_logs(self, name: str, run: TrainingRun, error: BaseException | None = None) -> None:
         """Keeps what helps to find out what went wrong, also what processes said that are gone."""

@@ -19,6 +19,7 @@ from typing import Any
 from tests.testcluster import images, parts, pki
 from tests.testcluster.addons import CONTROL_PLANE, CONTROL_PLANE_ROLE
 from tests.testcluster.local import LocalCluster
+from tests.testcluster.rollout import wait_for_rollout
 from tests.testcluster.shell import run
 
 _POD = "/spec/template/spec"
@@ -88,9 +89,8 @@ def install(cluster: LocalCluster, controller: Controller, *, timeout_s: float =
     there = cluster.kubectl("get", f"deployment/{controller.deployment}", where, "--ignore-not-found").stdout
     if not there:  # Another time it would get another certificate than the one with which it runs.
         _apply(cluster, controller)
-    cluster.kubectl(
-        *("rollout", "status", f"deployment/{controller.deployment}", where, f"--timeout={timeout_s:g}s"),
-        timeout_s=timeout_s + 5,
+    wait_for_rollout(
+        cluster, f"deployment/{controller.deployment}", namespace=controller.namespace, timeout_s=timeout_s
     )
 
 
