@@ -18,7 +18,7 @@ from demo.snapshot import Json
 from tests.object_stores.servers import REGION
 from tests.testcluster import images, parts
 from tests.testcluster.api import Cluster
-from tests.testcluster.rollout import wait_for_rollout
+from tests.testcluster.waiting import wait_for_rollout
 
 BUCKET = "checkpoints"
 SCHEMES = ("gs", "s3")

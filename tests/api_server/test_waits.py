@@ -204,8 +204,7 @@ def node_claims(server: ApiServer) -> Iterator[None]:
     version = {"name": "v1", "served": True, "storage": True, "schema": schema}
     spec = {"group": "karpenter.sh", "scope": "Cluster", "names": names, "versions": [version]}
     crd = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "spec": spec}
-    server.create(crd | {"metadata": {"name": "nodeclaims.karpenter.sh"}})
-    server.kubectl("wait", "crd/nodeclaims.karpenter.sh", "--for=condition=Established", "--timeout=30s")
+    server.define(bodies=(crd | {"metadata": {"name": "nodeclaims.karpenter.sh"}},))
     yield
     server.kubectl("delete", "crd", "nodeclaims.karpenter.sh")
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 from demo.install import OPERATOR_NAMESPACE, ROOT, wait_for_webhooks
 from tests.testcluster.api import Cluster
-from tests.testcluster.rollout import wait_for_rollout
 from tests.testcluster.shell import wait_until
+from tests.testcluster.waiting import wait_for_rollout
 
 DEPLOYMENT = "deployment/gracepoint"
 _SELECTOR = "app.kubernetes.io/name=gracepoint"

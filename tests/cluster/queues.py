@@ -10,8 +10,8 @@ from tests.cluster.small import container, create
 from tests.testcluster import controllers
 from tests.testcluster.api import Cluster
 from tests.testcluster.local import LocalCluster
-from tests.testcluster.rollout import wait_for_rollout
 from tests.testcluster.shell import wait_until
+from tests.testcluster.waiting import wait_for_rollout
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY = "kueue.x-k8s.io/priority-class"

@@ -21,8 +21,8 @@ from tests import testcluster
 from tests.testcluster import cgroups, images, pki, runs
 from tests.testcluster.images import BASE
 from tests.testcluster.local import LocalCluster
-from tests.testcluster.rollout import wait_for_rollout
 from tests.testcluster.shell import wait_until
+from tests.testcluster.waiting import wait_for_rollout
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 

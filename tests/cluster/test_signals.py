@@ -23,6 +23,7 @@ from gracepoint.wire.names import GROUP, JOBSET_LABEL_NAME, LABEL_POLICY
 from tests.cluster.conftest import MARK, NAMESPACE
 from tests.testcluster.api import Cluster
 from tests.testcluster.shell import wait_until
+from tests.testcluster.waiting import wait_for_definition
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -314,8 +315,7 @@ def bound(cluster: Cluster, all_cases: list[Case]) -> Iterator[Api]:
     try:
         cluster.kubectl("create", "-f", "-", stdin=as_list(everything), timeout_s=120)
         for definition in CRDS:
-            name = f"crd/{definition['metadata']['name']}"
-            cluster.kubectl("wait", name, "--for=condition=Established", "--timeout=30s", timeout_s=40)
+            wait_for_definition(cluster, definition["metadata"]["name"])
         connection = config.new_client_from_config(str(cluster.kubeconfig))
         with connection:
             (place,) = [case.node for case in all_cases if case.name == "preempted"]

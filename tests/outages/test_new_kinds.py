@@ -32,8 +32,7 @@ def is_installed(api_server: ApiServer) -> bool:
 
 
 def install(api_server: ApiServer) -> None:
-    api_server.create(node_claims())
-    api_server.kubectl("wait", "crd", CRD, "--for=condition=Established", "--timeout=60s")
+    api_server.define(bodies=(node_claims(),))
 
 
 @pytest.mark.usefixtures("without_karpenter")

@@ -54,8 +54,8 @@ from tests.replay.trace import Fault
 from tests.replay.workloads import EVERY_STEPS, KEEP_LAST, POLICIES, UNDISTURBED, WORKLOADS, Store, Workload
 from tests.testcluster.api import Cluster, ClusterError
 from tests.testcluster.local import LocalCluster
-from tests.testcluster.rollout import wait_for_rollout
 from tests.testcluster.shell import wait_until
+from tests.testcluster.waiting import wait_for_rollout
 
 NAMESPACE = "gracepoint-replay"
 #: How the names of its jobs begin, and what they consist of.

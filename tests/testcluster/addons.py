@@ -17,7 +17,6 @@ from tests.testcluster import features, parts, pki
 from tests.testcluster.api import Cluster
 from tests.testcluster.images import COREDNS, JOBSET
 from tests.testcluster.network import DNS_IP
-from tests.testcluster.rollout import wait_for_rollout
 from tests.testcluster.shell import run, wait_until
 
 CONTROL_PLANE = "control-plane"
@@ -74,7 +73,16 @@ def apply(cluster: Cluster, manifests: list[Path]) -> None:
 def wait(cluster: Cluster, *, timeout_s: float = 120) -> None:
     """Wait until DNS answers and JobSet's webhooks admit a JobSet."""
     for namespace, name in (("kube-system", "coredns"), (_JOBSET_NAMESPACE, "jobset-controller-manager")):
-        wait_for_rollout(cluster, f"deployment/{name}", namespace=namespace, timeout_s=timeout_s)
+        limit = f"--timeout={timeout_s:g}s"
+        cluster.kubectl(
+            "--namespace",
+            namespace,
+            "rollout",
+            "status",
+            f"deployment/{name}",
+            limit,
+            timeout_s=timeout_s + 5,
+        )
     wait_until(
         "JobSet's webhooks",
         lambda: (

@@ -19,8 +19,8 @@ from typing import Any
 from tests.testcluster import images, parts, pki
 from tests.testcluster.addons import CONTROL_PLANE, CONTROL_PLANE_ROLE
 from tests.testcluster.local import LocalCluster
-from tests.testcluster.rollout import wait_for_rollout
 from tests.testcluster.shell import run
+from tests.testcluster.waiting import wait_for_rollout
 
 _POD = "/spec/template/spec"
 

@@ -1,4 +1,4 @@
-"""Waiting for the pods of a Deployment or a DaemonSet.
+"""Waiting for the pods of a Deployment or a DaemonSet, and for a definition of resources.
 
 Processes: kubectl, to its ends. Threads: none.
 """
@@ -51,6 +51,18 @@ def wait_for_rollout(cluster: Cluster, workload: str, *, namespace: str, timeout
         timeout_s=until - time.monotonic(),
         hint=lambda: f"; ready: {', '.join(ready) or 'none'}",
     )
+
+
+def wait_for_definition(cluster: Cluster, name: str, *, timeout_s: float = 60.0) -> None:
+    """Waits until the API server serves the resources of a CustomResourceDefinition, which is there.
+
+    ``kubectl wait`` alone fails at once on a definition that has no conditions yet.
+
+    Raises:
+        ClusterError: It was not established in time.
+    """
+    wait = ("wait", f"crd/{name}", "--for=condition=Established", "--timeout=5s")
+    wait_until(f"{name} to be established", lambda: bool(cluster.kubectl(*wait)), timeout_s=timeout_s)
 
 
 def _is_ready(pod: dict[str, Any]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.testcluster.api import ClusterError
-from tests.testcluster.rollout import wait_for_rollout
+from tests.testcluster.waiting import wait_for_rollout
 from tests.unit.demo.fakes.answers import Answers
 
 READY: dict[str, Any] = {"metadata": {"name": "new"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
