@@ -41,7 +41,7 @@ from gracepoint_operator.resources import (
     SignalKind,
     WorkloadReference,
 )
-from gracepoint_operator.signals import Cause, On, Signal
+from gracepoint_operator.signals import REPORTED_BY_GANG, Cause, On, Signal
 from gracepoint_operator.workloads import Workload
 
 
@@ -191,9 +191,13 @@ def _corrected_cause(current: PreemptionRecord, timed: Sequence[Timed]) -> str:
     Watches of different kinds and evictions are not in order with one another. So the object must say that its signal
     began before the preemption: what happens later is not the cause. If the signal that the preemption began with is
     not known here, the cause stays, since another replica may know more.
+
+    A gang that freezes at its SIGTERM does not know why it got one. The kubelet says so at about the same time.
     """
     causing = _causing(timed)
     first = _earliest(causing).signal
+    if (current.spec.signal, current.spec.cause) == (REPORTED_BY_GANG, Cause.POD_DELETION):
+        return first.cause if _is_why_pods_end(first, current.spec.observed_at.timestamp()) else current.spec.cause
     if first.cause == current.spec.cause or current.phase.rank >= Phase.FROZEN.rank:
         return current.spec.cause
     kept = set(map(id, causing))
@@ -203,6 +207,16 @@ def _corrected_cause(current: PreemptionRecord, timed: Sequence[Timed]) -> str:
         known.add(Cause.DRAIN)  # before a taint was seen that announces another cause
     is_late = first.began_at is not None and first.began_at <= current.spec.observed_at.timestamp()
     return first.cause if is_late and current.spec.cause in known else current.spec.cause
+
+
+#: A kubelet that shuts its node down writes the condition while it already ends the pods.
+_SAID_WITHIN_S = 2.0
+
+
+def _is_why_pods_end(signal: Signal, ended_at: float) -> bool:
+    """True if pods that got a SIGTERM at that time, in seconds since the epoch, may have got it for the signal."""
+    sure = signal.confidence is Confidence.SURE and not signal.cancelable
+    return sure and signal.began_at is not None and signal.began_at <= ended_at + _SAID_WITHIN_S
 
 
 def _takes_the_node(signal: Signal) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -16,13 +17,14 @@ from gracepoint_operator.kube import objects as kinds
 from gracepoint_operator.model import evictions
 from gracepoint_operator.model.preemption_record import PreemptionRecord, preemption_name
 from gracepoint_operator.resources import PolicyInForce, PreemptionSpec, PreemptionStatus, SignalKind
-from gracepoint_operator.signals import BUILT_IN, Cause, On, Row
+from gracepoint_operator.signals import BUILT_IN, REPORTED_BY_GANG, Cause, On, Row
 from gracepoint_operator.workloads import JOBSETS, read_pod
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import NOW, Body, stamp
 from tests.unit.operator.fakes.scene import Scene
 
 LABEL = "cloud.google.com/scheduled-maintenance-time"
+SHUTDOWN = objects.condition("Ready", "False", reason="KubeletNotReady", message="node is shutting down")
 TERMINATION, DISRUPTED = "karpenter.sh/nodeclaim-termination-timestamp", "karpenter.sh/disrupted"
 
 
@@ -276,6 +278,49 @@ def test_the_cause_of_a_gang_that_has_frozen_stays(phase: Phase) -> None:
     reclaimed(scene, ["claim"])
     (preemption,) = scene.cache.preemptions.records.values()
     assert (preemption.spec.cause, preemption.spec.moves) == ("ScaleDown", 0)
+
+
+def at(unix_s: float) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(unix_s, datetime.UTC)
+
+
+def told_by_the_gang(scene: Scene, phase: Phase) -> None:
+    """The gang reports a SIGTERM that it got at NOW, before anything is seen of why."""
+    scene.seen(kinds.NODES, objects.node(conditions=[SHUTDOWN]))
+    spec = scene.start().spec
+    scene.seen(kinds.NODES, objects.node())
+    about = {"cause": Cause.POD_DELETION, "signal": REPORTED_BY_GANG, "observed_at": at(NOW)}
+    scene.cache.preemptions.put(begun_as(spec.model_copy(update=about), phase))
+
+
+@pytest.mark.parametrize("phase", [Phase.NOTICED, Phase.FROZEN, Phase.AGREED])
+def test_a_node_that_says_a_moment_later_that_it_shuts_down_is_why_the_gang_got_a_sigterm(phase: Phase) -> None:
+    scene = Scene()
+    told_by_the_gang(scene, phase)
+    assert scene.decisions() == []
+    scene.clock.move(1)
+    scene.seen(kinds.NODES, objects.node(conditions=[{**SHUTDOWN, "lastTransitionTime": stamp(NOW + 1)}]))
+    spec = scene.move().spec
+    # Nobody is to be told of what the gang itself has reported.
+    assert (spec.cause, spec.signal) == ("NodeShutdown", REPORTED_BY_GANG)
+    assert spec.deadline <= at(NOW + 20)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        pytest.param(
+            objects.node(conditions=[{**SHUTDOWN, "lastTransitionTime": stamp(NOW + 5)}]), id="a shutdown that is later"
+        ),
+        pytest.param(maintenance(NOW + 900), id="what may still be called off"),
+    ],
+)
+def test_what_a_node_says_beside_it_is_not_why_the_gang_got_a_sigterm(node: Body) -> None:
+    scene = Scene()
+    told_by_the_gang(scene, Phase.NOTICED)
+    scene.clock.move(6)
+    scene.seen(kinds.NODES, node)
+    assert {item.spec.cause for item in scene.decisions() if isinstance(item, Move)} <= {"PodDeletion"}
 
 
 def test_a_node_claim_that_is_deleted_later_is_not_the_cause() -> None:
