@@ -183,7 +183,7 @@ class TrainingRun:
         """The step that was recorded last."""
         return records.newest(self.output)
 
-    def wait_for_step(self, step: int, *, timeout_s: float = 120) -> None:
+    def wait_for_step(self, step: int, *, timeout_s: float = 240) -> None:
         """Waits until the newest recorded step is at least ``step``."""
 
         def reached() -> bool:
@@ -209,7 +209,7 @@ class TrainingRun:
         self.wait_for_step(step)
         return self.wait_for_pods()
 
-    def wait_for_record(self, what: str, holds: Callable[[Json], bool], *, timeout_s: float = 60) -> Json:
+    def wait_for_record(self, what: str, holds: Callable[[Json], bool], *, timeout_s: float = 150) -> Json:
         """Waits until ``holds`` is true of the newest Preemption's status; returns the Preemption.
 
         What is known of a preemption reaches its record from several sides, each at most once a second.

@@ -69,6 +69,15 @@ def ready(cluster: Cluster) -> None:
     wait_for_webhooks(cluster)
 
 
+def spread(cluster: Cluster) -> None:
+    """Moves a replica if all are on one node, as after another node was away."""
+    query = ("get", "pod", f"--selector={_SELECTOR}", _RUNS, f"--namespace={OPERATOR_NAMESPACE}", "--output=json")
+    pods = json.loads(cluster.kubectl(*query).stdout)["items"]
+    if len({pod["spec"]["nodeName"] for pod in pods}) == 1:
+        cluster.kubectl("delete", "pod", pods[0]["metadata"]["name"], f"--namespace={OPERATOR_NAMESPACE}")
+        ready(cluster)
+
+
 def let_delete_pods(cluster: Cluster) -> None:
     """Gives it the right to. It does so only for policies that say so."""
     cluster.helm(

@@ -45,7 +45,8 @@ def test_running_save_is_promoted_when_the_current_step_does_not_fit(
 
     training_policy(installed, POLICY, periodic)
     environment = {**ENVIRONMENT, "STUCK_STEP": str(SAVED_STEP)}
-    run = training_run(installed, images, "promoted", POLICY, steps=10_000, environment=environment)
+    # Slow enough to be told before the next save is due, which would have to wait for this one.
+    run = training_run(installed, images, "promoted", POLICY, steps=10_000, pace=0.4, environment=environment)
     tools = installed.shared_dir / f"slow-{MARK}"
     tools.mkdir(mode=0o755)
     for module in (slow_trainer, slow_storage):

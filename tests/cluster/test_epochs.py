@@ -33,7 +33,8 @@ from tests.testcluster.shell import wait_until
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 POLICY = "late"
-HEAD_START_S = 10.0
+#: More than the library takes for the longest step that it has seen, a drill included, and for a save.
+HEAD_START_S = 20.0
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ def run(kind: str, installed: Cluster, images: install.Images) -> Iterator[Train
         f"{POLICY}-{kind}",
         lambda spec: spec["checkpoint"].update(writer="Keeper", everySteps=every),
     )
-    made = training_run(installed, images, f"kept-{kind}", f"{POLICY}-{kind}")
+    made = training_run(installed, images, f"kept-{kind}", f"{POLICY}-{kind}", pace=0.3)
     yield made
     for process in processes_of(made, "gracepoint.async_calls"):
         with contextlib.suppress(psutil.Error):
@@ -51,7 +51,7 @@ def test_a_save_survives_the_containers_of_its_trainers(kind: str, run: Training
     for worker in workers:
         worker.suspend()  # so that the save is under way when the trainers die
     if kind == "emergency":
-        nodes.taint(run.cluster, pods[0].node)
+        nodes.taint(run.cluster, pods[0].node, nodes.SCALE_DOWN_TAINT)  # a minute to live
     wait_for(f"both trainers of {run.name} to hand a save over", lambda: all(handed(run, pod.name) for pod in pods))
     trainers = processes_of(run, "train.py")
     assert len(trainers) == len(pods)
@@ -64,7 +64,7 @@ def test_a_save_survives_the_containers_of_its_trainers(kind: str, run: Training
     wait_for(f"a checkpoint of {run.name}", lambda: steps(run) != [])
     saved = steps(run)[0]
     if kind == "emergency":
-        nodes.untaint(run.cluster, pods[0].node)
+        nodes.untaint(run.cluster, pods[0].node, nodes.SCALE_DOWN_TAINT["key"])
     run.wait_for_end(timeout_s=300)
     # Killed trainers did not write down their last steps. Everything that was written down is equal.
     differences = run.compare(undisturbed, most=run.steps * len(pods)).differences

@@ -291,7 +291,7 @@ def test_a_run_whose_node_has_no_replacement_waits_in_the_queue(queued: Training
     wait_until("Kueue to evict it", lambda: waits(kueue_workload(run)), timeout_s=60)
     assert condition_of(run, "Evicted")["reason"] == "NodeFailures"
     wait_until("the pods to go", lambda: {pod.phase for pod in run.look().pods} <= {"Failed"}, timeout_s=60)
-    assert named_nodes(run) == []
+    wait_until("the name to be taken out", lambda: named_nodes(run) == [], timeout_s=30)
 
     for node in others:
         cluster.kubectl("uncordon", node)

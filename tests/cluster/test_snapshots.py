@@ -209,7 +209,7 @@ def wants_snapshots(cluster: Cluster, namespace: str) -> None:
 def job_in(cluster: Cluster, images: Images, namespace: str, name: str) -> Iterator[Job]:
     train = container("train", images.trainer, SLEEP)
     jobs = [replicated_job(f"on-{number}", train, nodeName=node) for number, node in enumerate(cluster.nodes)]
-    body = jobset(name, *jobs, policy=POLICY)
+    body = jobset(f"{name}-", *jobs, policy=POLICY)
     body["metadata"]["namespace"] = namespace
     made, _ = create(cluster, body)
     selector = f"jobset.sigs.k8s.io/jobset-name={made['metadata']['name']}"

@@ -81,7 +81,7 @@ def test_a_stopped_trainer_is_named_and_the_gang_restarts(run: TrainingRun, undi
     query = ("get", "events", f"--namespace={NAMESPACE}", "--field-selector=reason=TrainingStalled", "--output=name")
     wait_until("the Event", lambda: bool(run.cluster.kubectl(*query).stdout), timeout_s=30)
     run.wait_for_end()  # the kubelet kills the stopped process when its grace period is over
-    assert progressing(run)[0] == "True"
+    wait_until("the policy to say that it is over", lambda: progressing(run)[0] == "True", timeout_s=TOLD_S)
     snapshot = run.look()
     assert (snapshot.restarts, snapshot.restarts_counted) == (1, 1), "the program hung"
     # The stopped process did not write down its last steps. Everything that was written down is equal.
@@ -103,7 +103,8 @@ def kept(installed: Cluster, images: install.Images) -> Iterator[TrainingRun]:
     (tools / "sitecustomize.py").write_text(HANGS)
     training_policy(installed, KEPT_POLICY, change)
     environment = {**ENVIRONMENT, "PATH": f"/shared/tools:{PATH}", "PYTHONPATH": "/shared/tools"}
-    made = training_run(installed, images, KEPT_POLICY, KEPT_POLICY, environment=environment)
+    # So slow that the second stall comes before the end.
+    made = training_run(installed, images, KEPT_POLICY, KEPT_POLICY, pace=0.5, environment=environment)
     yield made
     made.delete()
 
@@ -118,7 +119,7 @@ def test_a_keeper_says_what_a_trainer_does_that_does_not_run(kept: TrainingRun, 
     trainer = trainer_of(pod)
     trainer.suspend()
     try:
-        stopped = seen_by_keeper(kept, pod)
+        stopped = seen_by_keeper(kept, pod, "state T")
         assert stopped.startswith("is stopped by a signal (state T); it is at: File "), stopped
         # Whichever comes to its limit first: it is stopped anywhere, also where it begins a save.
         stages = ("training", "periodic save", "background save")
@@ -128,24 +129,24 @@ def test_a_keeper_says_what_a_trainer_does_that_does_not_run(kept: TrainingRun, 
         trainer.resume()
     wait_until("the end of the first stall", lambda: progressing(kept, KEPT_POLICY)[0] == "True", timeout_s=SEEN_S)
     trainer.send_signal(signal.SIGUSR1)
-    hangs = seen_by_keeper(kept, pod)
+    hangs = seen_by_keeper(kept, pod, "hang_in_c_code")
     trainer.send_signal(signal.SIGUSR2)
     assert hangs.startswith("waits in the kernel (state S"), hangs
     assert hangs.endswith("in hang_in_c_code"), hangs
     kept.wait_for_end()
-    assert progressing(kept, KEPT_POLICY)[0] == "True"
+    wait_until("the end of the second", lambda: progressing(kept, KEPT_POLICY)[0] == "True", timeout_s=SEEN_S)
     assert kept.look().restarts == 0
     assert kept.compare(undisturbed).differences == ()
 
 
-def seen_by_keeper(run: TrainingRun, pod: str) -> str:
-    """Waits until the policy says what the keeper of a pod sees of its trainer, process 1. Returns that."""
+def seen_by_keeper(run: TrainingRun, pod: str, what: str) -> str:
+    """Waits until the policy says that the keeper of a pod sees this of its trainer, process 1. Returns all of it."""
     words = f"process 1 ({pod}) does not run: as its worker process sees, it "
     said = [""]
 
     def told() -> bool:
         status, said[0] = progressing(run, KEPT_POLICY)
-        return status == "False" and words in said[0]
+        return status == "False" and words in said[0] and what in said[0].partition(words)[2]
 
     def hint() -> str:
         query = ("logs", pod, f"--namespace={NAMESPACE}", "--container=gracepoint-keeper", "--tail=30")

@@ -189,6 +189,7 @@ def test_pods_of_a_node_that_is_switched_off_end_by_force_and_the_gang_comes_bac
         soon = {"key": _UNREACHABLE, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}
         pod.setdefault("tolerations", []).append(soon)
 
+    operator.spread(installed)  # or no replica would be left to see it
     with operator.outliving(installed), nobody_else_deletes(installed):
         run.start(idle(brief))
         first = run.wait_for_pods()

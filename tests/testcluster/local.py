@@ -39,6 +39,10 @@ def build_everything() -> list[Image]:
     return images.system_images()
 
 
+#: For a kubelet that was held back.
+_NODE_READY_S = 60.0
+
+
 class LocalCluster(Cluster):
     """A cluster of real nodes on this machine. Use ``create`` or ``attach``."""
 
@@ -197,6 +201,7 @@ class LocalCluster(Cluster):
             yield
         finally:
             node.announce_shutdown(cancelled=True)
+        self._wait_ready([name], _NODE_READY_S)
 
     @contextlib.contextmanager
     def silenced(self, name: str) -> Iterator[None]:
@@ -207,6 +212,7 @@ class LocalCluster(Cluster):
             yield
         finally:
             node.continue_kubelet()
+        self._wait_ready([name], _NODE_READY_S)
 
     def restart_kubelet(self, name: str, *, down_s: float) -> None:
         """Kill the node's kubelet, and start it again after so many seconds; its containers run on."""
