@@ -130,7 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
             cleanup.callback(api.close)
             cleanup.callback(server.stop)
             cleanup.callback(watching.close, _WATCHES_END_S)
-            cleanup.callback(server.end_streams)  # first, so that the pods connect to the other replica at once
+            cleanup.callback(server.send_on)  # first: pods and API servers go to the other replica
     logger.info("ended", extra=about(failed=failed.is_set()))
     return 1 if failed.is_set() else 0
 

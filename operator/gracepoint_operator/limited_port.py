@@ -39,7 +39,7 @@ from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import Final
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from gracepoint_operator.logs import about, seldom
 
@@ -305,6 +305,8 @@ class LimitedPort:
         self._pending = _Places()
         self._shaking = _Places()
         self._kept: set[_Connection] = set()  # if they are limited
+        self._none_kept = asyncio.Event()
+        self._none_kept.set()
         self._resting = _Places()  # those of them that have no request
         self._known: dict[str, float] = {}  # addresses, and when one of their connections was last kept
         self._accepts = _Rates(limits.a_second_of_address * _ACCEPTED)
@@ -343,12 +345,14 @@ class LimitedPort:
             while len(self._kept) >= self._limits.kept and len(self._resting):
                 self._end(self._resting.oldest(self._resting.most()), CloseReason.RESTED)
             self._kept.add(connection)
+            self._none_kept.clear()
         self._resting.remove(connection)
 
     async def _answers(self, request: web.Request, response: web.StreamResponse) -> None:
         """aiohttp begins to answer a request."""
         if not self._keepalive:
             response.force_close()
+            response.headers[hdrs.CONNECTION] = "close"  # aiohttp has made the headers already
         connection = self._by_protocol.get(request.protocol)
         if connection is None:
             return
@@ -398,6 +402,17 @@ class LimitedPort:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._give_turns(), name=f"turns: {self._name}")
             await self._accept(self._listener)
+
+    async def send_on(self, seconds: float) -> None:
+        """Serves each client once more, and tells it to connect again, by which it comes to another replica.
+
+        A client that sends a request while its kept connection is being closed does not know whether it was served, so
+        an API server fails the call. Returns when no kept connection is left, at the latest after so many seconds.
+        """
+        self._keepalive = False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._none_kept.wait()
 
     async def close(self) -> None:
         """Stops listening, and returns when every socket is closed. Waits for a bounded time.
@@ -634,6 +649,8 @@ class LimitedPort:
         """Removes a connection from the pending and the kept ones."""
         self._settle(connection)
         self._kept.discard(connection)
+        if not self._kept:
+            self._none_kept.set()
         self._resting.remove(connection)
         if connection.inner is not None:
             self._by_protocol.pop(connection.inner, None)

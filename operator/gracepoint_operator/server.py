@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 _START_TIMEOUT_S = 30.0
 _CERTIFICATE_AGAIN_S = 1.0
 _STOP_TIMEOUT_S = 8.0
+#: For API servers to call the other replica. One that calls a webhook more rarely hardly does so while this one ends.
+_SEND_ON_S = 2.0
 #: asyncio holds a buffer of 256 KiB for each TLS connection, which for a thousand pods is more than the operator may
 #: use in all. A TLS record has at most this, and the channel's messages are smaller still.
 _TLS_BUFFER_BYTES = 16 * 1024
@@ -160,6 +162,7 @@ class Server:
         self._stopped = threading.Event()
         self._task: asyncio.Task[None] | None = None
         self._canary_task: asyncio.Task[None] | None = None
+        self._webhook_port: LimitedPort | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: BaseException | None = None
 
@@ -178,20 +181,23 @@ class Server:
             reason = self._failure or f"not listening after {_START_TIMEOUT_S:.0f} s"
             raise RuntimeError(f"the server did not start: {reason!r}") from self._failure
 
-    def end_streams(self) -> None:
-        """Ends the channel, so that the pods connect to the other replica at once. Waits for a bounded time.
+    def send_on(self) -> None:
+        """Ends the channel, so that the pods connect to the other replica at once, and has API servers call that one.
+        Waits for a bounded time.
 
-        Call it while the cluster is still watched: a pod must not wait for notices here when nobody looks any more.
+        Call it while the cluster is still watched: a pod must not wait for notices here when nobody looks any more, and
+        an API server must not wait for an answer.
         """
         if self._loop is None or self._stopped.is_set():
             return
         with contextlib.suppress(RuntimeError, concurrent.futures.TimeoutError):  # the loop has ended, or is blocked
-            asyncio.run_coroutine_threadsafe(self._end_channel(), self._loop).result(_STOP_TIMEOUT_S)
+            asyncio.run_coroutine_threadsafe(self._send_on(), self._loop).result(_STOP_TIMEOUT_S)
 
-    async def _end_channel(self) -> None:
+    async def _send_on(self) -> None:
         if self._canary_task is not None:
             self._canary_task.cancel()
-        await self._channel.stop()
+        webhooks = [] if self._webhook_port is None else [self._webhook_port.send_on(_SEND_ON_S)]
+        await asyncio.gather(self._channel.stop(), *webhooks)
 
     def stop(self) -> None:
         """Ends the core and all ports; waits for the last writes, for a bounded time."""
@@ -259,6 +265,7 @@ class Server:
             await self._certificate()
             context = self._certificates.context
             webhook_port = LimitedPort("webhooks", webhooks, context, _WEBHOOK_LIMITS, self._closed("webhooks"))
+            self._webhook_port = webhook_port
             add_admission_routes(
                 webhooks,
                 self._admission,

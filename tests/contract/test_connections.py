@@ -422,6 +422,51 @@ def test_the_api_servers_connection_stays_open_between_two_calls(
             kept = connection.sock
 
 
+def test_an_ending_replica_answers_each_api_server_once_more_and_sends_it_on(
+    start: Callable[..., Replica], api: MemoryApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_SEND_ON_S", WAIT_S)
+    replica = start(api)
+    used, under_way = calls(replica, 2)
+    with contextlib.closing(used), contextlib.closing(under_way), ThreadPoolExecutor(1) as pool:
+        used.request("POST", EVICTIONS, body="{}")
+        assert used.getresponse().read()
+        under_way.putrequest("POST", EVICTIONS)
+        under_way.putheader("Content-Length", "2")
+        under_way.endheaders(b"{")
+        ending = pool.submit(replica.server.send_on)
+
+        def is_ending() -> bool:
+            (probe,) = calls(replica, 1)
+            with contextlib.closing(probe):
+                probe.request("POST", EVICTIONS, body="{}")
+                answer = probe.getresponse()
+                return bool(answer.read()) and answer.getheader("Connection") == "close"
+
+        until(is_ending, "the replica to end")
+        assert not ending.done()
+        under_way.send(b"}")
+        for one in (under_way, used):
+            if one is used:
+                one.request("POST", EVICTIONS, body="{}")
+            answer = one.getresponse()
+            assert (answer.status, answer.getheader("Connection")) == (400, "close")
+            assert answer.read()
+        ending.result(WAIT_S)
+
+
+def test_an_api_server_that_does_not_call_delays_the_end_for_a_bounded_time(
+    start: Callable[..., Replica], api: MemoryApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_SEND_ON_S", 0.1)
+    replica = start(api)
+    (rests,) = calls(replica, 1)
+    with contextlib.closing(rests):
+        rests.request("POST", EVICTIONS, body="{}")
+        assert rests.getresponse().read()
+        replica.server.send_on()
+
+
 def test_many_who_ask_for_the_metrics_get_one_text_and_do_not_hold_the_loop(
     start: Callable[..., Replica], api: MemoryApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,7 +117,7 @@ def test_streams_end_before_the_cluster_is_no_longer_watched(start: Callable[...
     replica = start(api, canary=True)
     stream = replica.stream()
     stream.next()
-    replica.server.end_streams()
+    replica.server.send_on()
     with pytest.raises(EOFError):
         stream.notice()
     stream.close()
