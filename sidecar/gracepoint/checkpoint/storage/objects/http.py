@@ -481,22 +481,16 @@ class Exchange:
             self._raise(error)
 
     def read_into(self, out: memoryview) -> int:
-        """Reads into ``out`` until it is full or the reply ends. Returns the number of bytes.
+        """Reads into ``out`` what has come of the reply. Returns the number of bytes, 0 at the end of the reply.
 
         Raises:
             Unreachable: The connection broke.
         """
         assert self._reply is not None
-        count = 0
         try:
-            while count < len(out):
-                received = self._reply.readinto(out[count : count + SOCKET_BLOCK_BYTES])
-                if received == 0:
-                    break
-                count += received
+            return self._reply.readinto(out[:SOCKET_BLOCK_BYTES])
         except (OSError, http.client.HTTPException) as error:
             self._raise(error)
-        return count
 
     def close(self) -> None:
         """Keeps the connection if the reply was read to the end, else closes it."""

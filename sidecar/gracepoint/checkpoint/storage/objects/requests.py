@@ -160,8 +160,13 @@ class _RangeStream:
         return stream
 
     def read(self, out: memoryview, offset: int, stop: int | None) -> None:
-        """Fills ``out`` with bytes from ``offset``. New requests are for bytes up to ``stop``. None: up to the end."""
-        filled, until_s, pauses = 0, time.monotonic() + self._persistence.patience_s, request_backoff()
+        """Fills ``out`` with bytes from ``offset``. New requests are for bytes up to ``stop``. None: up to the end.
+
+        A reply that breaks is asked for again for as long as a request is, counted from the last byte: however slow the
+        store is, a reply that breaks late is no worse than one that breaks at once.
+        """
+        limit, patience_s = current_limit(), self._persistence.patience_s
+        filled, until_s, pauses = 0, time.monotonic() + patience_s, request_backoff()
         while filled < len(out):
             if self._exchange is None or self._position != offset + filled:
                 self.open(offset + filled, stop)
@@ -173,12 +178,13 @@ class _RangeStream:
             except (Unreachable, Transient):
                 self.close()
                 wait_s = pauses.next_s()
-                if time.monotonic() + wait_s > until_s:
+                if limit is None and time.monotonic() + wait_s > until_s:
                     raise
-                wait(wait_s, current_limit() or _nothing)
+                wait(wait_s, limit or _nothing)
                 continue
             filled += received
             self._position += received
+            until_s = time.monotonic() + patience_s
 
     def close(self) -> None:
         if self._exchange is not None:
