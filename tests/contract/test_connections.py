@@ -10,6 +10,7 @@ import itertools
 import socket
 import ssl
 import threading
+import time
 import tracemalloc
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -260,6 +261,16 @@ def test_probes_are_answered_while_idle_connections_of_their_own_address_flood_t
         assert answer.read() == b"ok"
 
 
+def test_a_client_of_the_health_port_is_told_that_its_connection_ends(
+    start: Callable[..., Replica], api: MemoryApi
+) -> None:
+    probe = http.client.HTTPConnection("localhost", start(api).server.health_port, timeout=WAIT_S)
+    with contextlib.closing(probe):
+        probe.request("GET", "/healthz")
+        answer = probe.getresponse()
+        assert (answer.read(), answer.getheader("Connection")) == (b"ok", "close")
+
+
 def test_a_flood_from_many_addresses_keeps_nobody_waiting(
     start: Callable[..., Replica], api: MemoryApi, opened: list[socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -458,13 +469,15 @@ def test_an_ending_replica_answers_each_api_server_once_more_and_sends_it_on(
 def test_an_api_server_that_does_not_call_delays_the_end_for_a_bounded_time(
     start: Callable[..., Replica], api: MemoryApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_SEND_ON_S", 0.1)
+    monkeypatch.setattr(server, "_SEND_ON_S", 0.5)
     replica = start(api)
     (rests,) = calls(replica, 1)
     with contextlib.closing(rests):
         rests.request("POST", EVICTIONS, body="{}")
         assert rests.getresponse().read()
+        began_s = time.monotonic()
         replica.server.send_on()
+        assert 0.5 <= time.monotonic() - began_s < server._STOP_TIMEOUT_S
 
 
 def test_many_who_ask_for_the_metrics_get_one_text_and_do_not_hold_the_loop(

@@ -16,7 +16,7 @@ _CLIENT_S = 5.0
 
 
 def wait_for_rollout(cluster: Cluster, workload: str, *, namespace: str, timeout_s: float) -> None:
-    """Waits until a workload has as many ready pods of its newest revision as it wants.
+    """Waits until a workload has as many ready pods as it wants, and its rollout is over.
 
     ``kubectl rollout status`` alone reads the status of the object, which counts pods that have just been killed until
     their controller has looked. So the pods are asked too.

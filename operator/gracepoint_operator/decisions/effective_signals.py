@@ -41,7 +41,7 @@ from gracepoint_operator.resources import (
     SignalKind,
     WorkloadReference,
 )
-from gracepoint_operator.signals import REPORTED_BY_GANG, Cause, On, Signal
+from gracepoint_operator.signals import Cause, On, Signal
 from gracepoint_operator.workloads import Workload
 
 
@@ -192,12 +192,15 @@ def _corrected_cause(current: PreemptionRecord, timed: Sequence[Timed]) -> str:
     began before the preemption: what happens later is not the cause. If the signal that the preemption began with is
     not known here, the cause stays, since another replica may know more.
 
-    A gang that freezes at its SIGTERM does not know why it got one. The kubelet says so at about the same time.
+    A gang that freezes at its SIGTERM does not know why it got one. If its node says at about the same time that it is
+    going away, that is why.
     """
+    if current.cause_is_assumed:
+        ended_at = current.spec.observed_at.timestamp()
+        leaving = [item for item in timed if _takes_the_node(item.signal) and _began_about(item.signal, ended_at)]
+        return _earliest(leaving).signal.cause if leaving else current.spec.cause
     causing = _causing(timed)
     first = _earliest(causing).signal
-    if (current.spec.signal, current.spec.cause) == (REPORTED_BY_GANG, Cause.POD_DELETION):
-        return first.cause if _is_why_pods_end(first, current.spec.observed_at.timestamp()) else current.spec.cause
     if first.cause == current.spec.cause or current.phase.rank >= Phase.FROZEN.rank:
         return current.spec.cause
     kept = set(map(id, causing))
@@ -209,14 +212,12 @@ def _corrected_cause(current: PreemptionRecord, timed: Sequence[Timed]) -> str:
     return first.cause if is_late and current.spec.cause in known else current.spec.cause
 
 
-#: A kubelet that shuts its node down writes the condition while it already ends the pods.
-_SAID_WITHIN_S = 2.0
+#: A kubelet that shuts its node down writes the condition while it ends the pods. Its times are whole seconds.
+_ABOUT_S = 2.0
 
 
-def _is_why_pods_end(signal: Signal, ended_at: float) -> bool:
-    """True if pods that got a SIGTERM at that time, in seconds since the epoch, may have got it for the signal."""
-    sure = signal.confidence is Confidence.SURE and not signal.cancelable
-    return sure and signal.began_at is not None and signal.began_at <= ended_at + _SAID_WITHIN_S
+def _began_about(signal: Signal, at: float) -> bool:
+    return signal.began_at is not None and abs(signal.began_at - at) <= _ABOUT_S
 
 
 def _takes_the_node(signal: Signal) -> bool:
@@ -360,7 +361,7 @@ def moved(current: PreemptionRecord, timed: Sequence[Timed], now: float) -> Pree
     known after the signal (a row that has the time of another one's object, which comes from another watch). A replica
     that learned of the earlier time from a record waits for the signal first (``signals_come_until``).
 
-    The cause is corrected if the signal that it follows from came late and the gang has not frozen.
+    The cause is corrected if the signal that it follows from came late (``_corrected_cause``).
     """
     timed = without_limits(timed)
     if not timed:

@@ -39,7 +39,7 @@ from gracepoint_operator.resources import (
     SignalKind,
 )
 from gracepoint_operator.resources.preemption import STAGES, STAGES_LIMIT, Laggard, Lags, StageTime
-from gracepoint_operator.signals import Signal
+from gracepoint_operator.signals import REPORTED_BY_GANG, Cause, Signal
 from gracepoint_operator.workloads import Workload, WorkloadIdentity
 
 #: Condition of a Preemption that is over; its lastTransitionTime is when.
@@ -231,6 +231,11 @@ class PreemptionRecord:
         """True if ``includes`` can distinguish the pods of the gang from those after its restart."""
         return self.created_at is not None or self.spec.newest_pod_at is not None
 
+    @property
+    def cause_is_assumed(self) -> bool:
+        """True if only the gang knows of the preemption, by a SIGTERM, which does not say the cause."""
+        return (self.spec.signal, self.spec.cause) == (REPORTED_BY_GANG, Cause.POD_DELETION)
+
     def is_of_another_life(self, other: PreemptionRecord) -> bool:
         """True if both have the same name but are about different attempts of the gang.
 
@@ -244,8 +249,8 @@ class PreemptionRecord:
 
         Of two versions of the spec, the one with more moves wins, then the one with the earlier deadline. The earlier
         attempt to evict wins. The cause is that of ``other``, unless this replica has corrected it and has more moves,
-        and the gang has not frozen. The status is joined by ``joined_status``. If the records are about different
-        attempts of the gang, ``other`` wins.
+        and the gang has not frozen or did not know the cause. The status is joined by ``joined_status``. If the records
+        are about different attempts of the gang, ``other`` wins.
         """
         if self.is_of_another_life(other):
             return other
@@ -257,7 +262,8 @@ class PreemptionRecord:
             # Only the fields that a joining signal may change. Two replicas saw the first signal at slightly different
             # times, and the API server refuses to change observedAt.
             spec = spec.model_copy(update={field: getattr(self.spec, field) for field in MOVABLE})
-        if self.corrected and self.spec.moves > other.spec.moves and other.phase.rank < Phase.FROZEN.rank:
+        may_correct = other.cause_is_assumed or other.phase.rank < Phase.FROZEN.rank
+        if self.corrected and self.spec.moves > other.spec.moves and may_correct:
             spec = spec.model_copy(update={"cause": self.spec.cause})
         if attempted:
             spec = spec.model_copy(update={"eviction_attempted_at": min(attempted)})

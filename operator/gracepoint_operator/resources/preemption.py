@@ -85,7 +85,7 @@ class PreemptionSpec(Model):
     operator that did not have this field; then the creation time of the record is used."""
     cause: LabelName
     """Cause of the first signal in one word, for example SpotTermination or Drain. It is corrected if a signal that
-    began earlier becomes known before the gang has frozen."""
+    began earlier becomes known in time."""
     signal: Annotated[str, Field(min_length=1, max_length=512)]
     """Description of the signal that sets the deadline. Signals that follow from another one are left out, for example
     the deletion of pods that follows from a suspension."""

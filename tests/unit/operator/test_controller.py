@@ -138,6 +138,29 @@ async def test_a_late_report_does_not_move_the_phase_back(api: MemoryApi, clock:
         assert preemption.phase is Phase.COMMITTED
 
 
+@pytest.mark.parametrize("grace_s", [10, 30], ids=["the deadline stays", "the node's deadline is nearer"])
+async def test_a_sigterm_that_only_the_gang_saw_gets_the_cause_that_its_node_says_a_moment_later(
+    api: MemoryApi, clock: Clock, grace_s: int
+) -> None:
+    for index in (0, 1):
+        body = objects.pod(index)
+        api.add(kinds.PODS, {**body, "spec": {**body["spec"], "terminationGracePeriodSeconds": grace_s}})
+    async with running(api, clock) as replica:
+        told = dataclasses.replace(report(Phase.FROZEN, preemption=""), cause="PodDeletion")
+        await replica.core.reports.take(replica.core.cache.objects.pods["uid-pod-0-0"], told)
+        assert (await replica.phase("Frozen"))["spec"]["cause"] == "PodDeletion"
+        clock.move(1)
+        message = "node is shutting down"
+        shutdown = objects.condition("Ready", "False", reason="KubeletNotReady", message=message)
+        replica.see(kinds.NODES, objects.node(conditions=[shutdown]))
+        await until(lambda: replica.preemptions[0]["spec"]["cause"] == "NodeShutdown", "the cause to be corrected")
+        for _ in range(20):  # what was written is seen, and leads to no other write
+            replica.watches_bring(*replica.preemptions)
+            await asyncio.sleep(0.01)
+        spec = replica.preemptions[0]["spec"]
+        assert (spec["cause"], spec["moves"]) == ("NodeShutdown", 1)
+
+
 async def test_acknowledgements_are_counted_over_replicas_and_laggards_named(api: MemoryApi, clock: Clock) -> None:
     async with running(api, clock) as replica:
         gang = [replica.subscribe(index, f"s-{index}") for index in (0, 1)]

@@ -312,6 +312,9 @@ def test_a_node_that_says_a_moment_later_that_it_shuts_down_is_why_the_gang_got_
         pytest.param(
             objects.node(conditions=[{**SHUTDOWN, "lastTransitionTime": stamp(NOW + 5)}]), id="a shutdown that is later"
         ),
+        pytest.param(
+            objects.node(conditions=[{**SHUTDOWN, "lastTransitionTime": stamp(NOW - 50)}]), id="one long before"
+        ),
         pytest.param(maintenance(NOW + 900), id="what may still be called off"),
     ],
 )

@@ -27,6 +27,7 @@ from gracepoint_operator.resources import (
     Replica,
     StageTime,
 )
+from gracepoint_operator.signals import REPORTED_BY_GANG
 from gracepoint_operator.workloads import read_pod
 from tests.unit.operator.fakes import objects
 from tests.unit.operator.fakes.objects import NOW
@@ -182,6 +183,17 @@ def test_a_corrected_cause_is_taken_over_until_the_gang_has_frozen(
     joined = dataclasses.replace(theirs, spec=spec, corrected=corrected).joined(theirs)
 
     assert (joined.spec.cause, joined.spec.moves) == (cause, moves)
+
+
+def test_a_cause_that_the_gang_could_not_know_is_corrected_in_any_phase() -> None:
+    stored = PreemptionRecord.of(objects.preemption(phase="Frozen"))
+    reported = {"cause": "PodDeletion", "signal": REPORTED_BY_GANG}
+    theirs = dataclasses.replace(stored, spec=stored.spec.model_copy(update=reported))
+    spec = theirs.spec.model_copy(update={"cause": "NodeShutdown", "moves": 1})
+
+    joined = dataclasses.replace(theirs, spec=spec, corrected=True).joined(theirs)
+
+    assert (joined.spec.cause, joined.spec.signal) == ("NodeShutdown", REPORTED_BY_GANG)
 
 
 @pytest.mark.parametrize(

@@ -481,7 +481,7 @@ class Exchange:
             self._raise(error)
 
     def read_into(self, out: memoryview) -> int:
-        """Reads into ``out`` what has come of the reply. Returns the number of bytes, 0 at the end of the reply.
+        """Reads the next block of the reply into ``out``. Returns the number of bytes, 0 at the end of the reply.
 
         Raises:
             Unreachable: The connection broke.

@@ -162,8 +162,8 @@ class _RangeStream:
     def read(self, out: memoryview, offset: int, stop: int | None) -> None:
         """Fills ``out`` with bytes from ``offset``. New requests are for bytes up to ``stop``. None: up to the end.
 
-        A reply that breaks is asked for again for as long as a request is, counted from the last byte: however slow the
-        store is, a reply that breaks late is no worse than one that breaks at once.
+        A reply that breaks is asked for again from the last block on (``SOCKET_BLOCK_BYTES``), for as long as a request
+        is, counted from that block: however slow the store is, a reply may break late.
         """
         limit, patience_s = current_limit(), self._persistence.patience_s
         filled, until_s, pauses = 0, time.monotonic() + patience_s, request_backoff()
@@ -182,9 +182,13 @@ class _RangeStream:
                     raise
                 wait(wait_s, limit or _nothing)
                 continue
+            except BaseException:
+                self.close()  # part of a block may be lost
+                raise
             filled += received
             self._position += received
             until_s = time.monotonic() + patience_s
+            pauses.reset()
 
     def close(self) -> None:
         if self._exchange is not None:
