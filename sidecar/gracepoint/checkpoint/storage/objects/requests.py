@@ -22,12 +22,13 @@ import errno
 import functools
 import itertools
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from gracepoint.checkpoint.storage.objects.http import ArrayBody, Exchange, Unreachable
+from gracepoint.checkpoint.storage.objects.http import SOCKET_BLOCK_BYTES, ArrayBody, Exchange, Unreachable
 from gracepoint.checkpoint.storage.objects.persistence import Persistence, request_backoff, wait
 from gracepoint.checkpoint.storage.objects.provider import (
     ConditionFailed,
@@ -162,11 +163,11 @@ class _RangeStream:
     def read(self, out: memoryview, offset: int, stop: int | None) -> None:
         """Fills ``out`` with bytes from ``offset``. New requests are for bytes up to ``stop``. None: up to the end.
 
-        A reply that breaks is asked for again from the last block on (``SOCKET_BLOCK_BYTES``), for as long as a request
-        is, counted from that block: however slow the store is, a reply may break late.
+        A reply that breaks is asked for again from the last block on, for as long as a request is. That counts from the
+        break, however late it comes, and again from the next one if a whole block has come in between.
         """
         limit, patience_s = current_limit(), self._persistence.patience_s
-        filled, until_s, pauses = 0, time.monotonic() + patience_s, request_backoff()
+        pauses, broken_s, filled, since_break = request_backoff(), math.inf, 0, 0
         while filled < len(out):
             if self._exchange is None or self._position != offset + filled:
                 self.open(offset + filled, stop)
@@ -177,8 +178,9 @@ class _RangeStream:
                     raise Unreachable(f"{self._api.url(self._key)}: the reply ended early")
             except (Unreachable, Transient):
                 self.close()
-                wait_s = pauses.next_s()
-                if limit is None and time.monotonic() + wait_s > until_s:
+                wait_s, now_s, since_break = pauses.next_s(), time.monotonic(), 0
+                broken_s = min(broken_s, now_s)
+                if limit is None and now_s + wait_s > broken_s + patience_s:
                     raise
                 wait(wait_s, limit or _nothing)
                 continue
@@ -186,9 +188,11 @@ class _RangeStream:
                 self.close()  # part of a block may be lost
                 raise
             filled += received
+            since_break += received
             self._position += received
-            until_s = time.monotonic() + patience_s
-            pauses.reset()
+            if since_break >= SOCKET_BLOCK_BYTES:
+                broken_s = math.inf
+                pauses.reset()
 
     def close(self) -> None:
         if self._exchange is not None:

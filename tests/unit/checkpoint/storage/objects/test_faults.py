@@ -106,14 +106,14 @@ def test_a_read_continues_where_it_was_cut(top: StoragePath, store_proxy: FaultP
     assert bytes(out) == data.tobytes()
 
 
-def test_a_reply_that_breaks_late_is_asked_for_again(far: Bucket, store_proxy: FaultProxy) -> None:
+def test_replies_that_break_late_are_asked_for_again(far: Bucket, store_proxy: FaultProxy) -> None:
     top = VirtualPath(store_of(far, patience_s=1.0), "top")
     data = bytes(3_000_000)
     (top / "w").put(data)
-    store_proxy.shape = Shape(connection_rate=1e6)  # two seconds until it breaks
+    store_proxy.shape = Shape(connection_rate=1e6)  # each time, later than a request is repeated
     out = bytearray(len(data))
     with (
-        store_proxy.rules(Rule(Fault(How.CUT_REPLY, after_bytes=2_000_000), kinds=("read",), times=1)),
+        store_proxy.rules(Rule(Fault(How.CUT_REPLY, after_bytes=1_300_000), kinds=("read",), times=2)),
         (top / "w").open() as reader,
     ):
         assert reader.read_into(memoryview(out), 0) == len(data)
