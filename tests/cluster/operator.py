@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from demo.install import OPERATOR_NAMESPACE, ROOT, wait_for_webhooks
+from demo.snapshot import Json
 from tests.testcluster.api import Cluster
 from tests.testcluster.shell import wait_until
 from tests.testcluster.waiting import wait_for_rollout
@@ -71,8 +72,7 @@ def ready(cluster: Cluster) -> None:
 
 def spread(cluster: Cluster) -> None:
     """Moves a replica if all are on one node, as after another node was away."""
-    query = ("get", "pod", f"--selector={_SELECTOR}", _RUNS, f"--namespace={OPERATOR_NAMESPACE}", "--output=json")
-    pods = json.loads(cluster.kubectl(*query).stdout)["items"]
+    pods = _running(cluster)
     if len({pod["spec"]["nodeName"] for pod in pods}) == 1:
         cluster.kubectl("delete", "pod", pods[0]["metadata"]["name"], f"--namespace={OPERATOR_NAMESPACE}")
         ready(cluster)
@@ -121,12 +121,16 @@ def counted(cluster: Cluster) -> dict[str, float]:
 
 def by_replica(cluster: Cluster) -> list[dict[str, float]]:
     """The metrics of each replica, by name with labels. They may be some seconds old."""
-    pods = cluster.kubectl(
-        "get", "pod", f"--selector={_SELECTOR}", _RUNS, f"--namespace={OPERATOR_NAMESPACE}", "--output=json"
-    )
     found = []
-    for pod in json.loads(pods.stdout)["items"]:
+    for pod in _running(cluster):
         path = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{pod['metadata']['name']}:8080/proxy/metrics"
         text = cluster.kubectl("get", "--raw", path).stdout
         found.append({name: float(count) for name, count in re.findall(r"^(gracepoint_.+) (\S+)$", text, re.M)})
+    return found
+
+
+def _running(cluster: Cluster) -> list[Json]:
+    """The pods of the replicas that run."""
+    query = ("get", "pod", f"--selector={_SELECTOR}", _RUNS, f"--namespace={OPERATOR_NAMESPACE}", "--output=json")
+    found: list[Json] = json.loads(cluster.kubectl(*query).stdout)["items"]
     return found

@@ -123,7 +123,7 @@ def test_eviction_waits_for_the_save_up_to_the_bound(installed: Cluster, gang: s
     said = evict(installed, first)
     assert OURS in said, said
     assert "TooManyRequests" in said
-    wait_until("the Preemption", lambda: bool(preemptions(installed, gang)), timeout_s=20, every_s=0.2)
+    wait_until("the Preemption", lambda: bool(preemptions(installed, gang)), timeout_s=10, every_s=0.2)
     (record,) = preemptions(installed, gang)
     assert (record["spec"]["cause"], record["spec"]["signal"]) == ("Drain", "eviction of the pod")
     attempted_at = record["spec"]["evictionAttemptedAt"]
@@ -136,7 +136,7 @@ def test_eviction_waits_for_the_save_up_to_the_bound(installed: Cluster, gang: s
         (only,) = preemptions(installed, gang)
         return [*only["spec"]["pods"]]
 
-    wait_until("both pods in one Preemption", lambda: pods() == sorted([first, second]), timeout_s=20, every_s=0.5)
+    wait_until("both pods in one Preemption", lambda: pods() == sorted([first, second]), timeout_s=10, every_s=0.5)
 
     # Nobody saves, so that the bound is what lets it through. Whichever replica is asked counts from the same moment.
     wait_until("the bound", lambda: evict(installed, first) == "", timeout_s=BOUND_S + 30, every_s=1)

@@ -67,8 +67,7 @@ def test_a_deleted_pod(run: TrainingRun, undisturbed: TrainingRun) -> None:
     whole = datetime.fromisoformat(account["until"]) - datetime.fromisoformat(account["since"])
     assert sum(seconds.values()) <= whole.total_seconds() + 0.001
     # A kubelet tells the end of a process in whole seconds, so "leaving" may be nothing.
-    # So may "scheduling", of pods that are seen once they have a node.
-    assert {"training", "saving", "image", "join", "restore", "compile"} <= seconds.keys()
+    assert {"training", "saving", "scheduling", "image", "join", "restore", "compile"} <= seconds.keys()
     assert not {"recomputation", "unknown"} & seconds.keys()
 
 
@@ -132,12 +131,11 @@ def patient(installed: Cluster, images: Images) -> Iterator[TrainingRun]:
 def test_operator_replicas_that_are_killed_in_the_middle_of_a_preemption_do_not_disturb_it(
     patient: TrainingRun, undisturbed: TrainingRun
 ) -> None:
-    def with_grace(jobset: Json) -> None:
-        pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-        pod["terminationGracePeriodSeconds"] = PATIENCE_S
+    def with_grace(template: Json) -> None:
+        template["spec"]["terminationGracePeriodSeconds"] = PATIENCE_S
 
     run = patient
-    run.start(with_grace)
+    run.start(template=with_grace)
     pods = run.wait_for_trainers(MIDDLE)
     # While one process does nothing, the gang cannot agree: so long it is the middle.
     with paused(run, pods[1].name):

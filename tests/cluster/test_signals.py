@@ -23,7 +23,7 @@ from gracepoint.wire.names import GROUP, JOBSET_LABEL_NAME, LABEL_POLICY
 from tests.cluster.conftest import MARK, NAMESPACE
 from tests.testcluster.api import Cluster
 from tests.testcluster.shell import wait_until
-from tests.testcluster.waiting import wait_for_definition
+from tests.testcluster.waiting import wait_for_definitions
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -314,8 +314,7 @@ def bound(cluster: Cluster, all_cases: list[Case]) -> Iterator[Api]:
     everything = [*CRDS, *(node(case) for case in all_cases), *(jobset(case) for case in all_cases)]
     try:
         cluster.kubectl("create", "-f", "-", stdin=as_list(everything), timeout_s=120)
-        for definition in CRDS:
-            wait_for_definition(cluster, definition["metadata"]["name"])
+        wait_for_definitions(cluster.kubectl, *(definition["metadata"]["name"] for definition in CRDS))
         connection = config.new_client_from_config(str(cluster.kubeconfig))
         with connection:
             (place,) = [case.node for case in all_cases if case.name == "preempted"]

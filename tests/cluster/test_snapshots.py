@@ -25,6 +25,7 @@ from tests.cluster.machine import processes_in, processes_of
 from tests.cluster.small import SLEEP, container, create, jobset, replicated_job
 from tests.testcluster.api import Cluster
 from tests.testcluster.shell import wait_until
+from tests.testcluster.waiting import is_ready
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -151,11 +152,6 @@ def pods_of_servers(cluster: Cluster) -> list[Json]:
     query = ("get", "pods", f"--namespace={OPERATOR_NAMESPACE}", f"--selector={selector}", "--output=json")
     found: list[Json] = json.loads(cluster.kubectl(*query).stdout)["items"]
     return found
-
-
-def is_ready(pod: Json) -> bool:
-    conditions = pod["status"].get("conditions", ())
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
 def servers(cluster: Cluster) -> dict[str, str]:

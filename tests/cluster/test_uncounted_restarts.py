@@ -66,9 +66,8 @@ runpy.run_path("/app/train.py", run_name="__main__")
 """
 #: Keeps a pod's object, so that its end can be read.
 HELD = "gracepoint.test/held"
-#: Seconds within which the straggler has left, once the second attempt is about to attach. Far less than its grace
-#: period, and more than two processes take to import JAX on a busy machine.
-LEAVES_S = 40.0
+#: Seconds within which the straggler has left, once the second attempt is about to attach.
+LEAVES_S = 10.0
 
 
 def restarts(cluster: Cluster, name: str) -> tuple[int, int]:

@@ -457,9 +457,8 @@ def test_an_ending_replica_answers_each_api_server_once_more_and_sends_it_on(
         until(is_ending, "the replica to end")
         assert not ending.done()
         under_way.send(b"}")
+        used.request("POST", EVICTIONS, body="{}")
         for one in (under_way, used):
-            if one is used:
-                one.request("POST", EVICTIONS, body="{}")
             answer = one.getresponse()
             assert (answer.status, answer.getheader("Connection")) == (400, "close")
             assert answer.read()

@@ -46,7 +46,7 @@ from tests.replay.workloads import EVERY_STEPS, STORE_SECRET, Store
 from tests.testcluster import parts
 from tests.testcluster.api import Cluster
 from tests.testcluster.shell import wait_until
-from tests.testcluster.waiting import wait_for_definition, wait_for_rollout
+from tests.testcluster.waiting import wait_for_definitions, wait_for_rollout
 
 #: The trainers' priority class: of all pods, they go first.
 PRIORITY = "gracepoint-replay"
@@ -356,7 +356,7 @@ def _define_claims(scene: Scene) -> None:
     """Installs the CRD of NodeClaims, and waits until all replicas of the operator watch them."""
     crds = parts.manifests(_KARPENTER, "pkg/apis/crds")
     scene.cluster.kubectl("apply", "--server-side", "--filename", str(crds / "karpenter.sh_nodeclaims.yaml"))
-    wait_for_definition(scene.cluster, _CLAIMS)
+    wait_for_definitions(scene.cluster.kubectl, _CLAIMS)
 
     def watched() -> bool:
         replicas = operator.by_replica(scene.cluster)

@@ -22,6 +22,7 @@ from tests.ports import held_ports
 from tests.testcluster import parts, pki
 from tests.testcluster.api import ClusterError
 from tests.testcluster.shell import log_tail, run, wait_until
+from tests.testcluster.waiting import wait_for_definitions
 
 _ADMIN = "admin"
 _PROGRAMS = ("etcd", "kube-apiserver")
@@ -174,9 +175,7 @@ class ApiServer:
             self.kubectl("create", f"--filename={manifest}")
         if bodies:
             self.create(*bodies)
-        wait = ("wait", "crd", "--all", "--for=condition=Established", "--timeout=5s")
-        # kubectl fails at once on a definition that has no conditions yet.
-        wait_until("the definitions to be established", lambda: bool(self.kubectl(*wait)), timeout_s=_READY_S)
+        wait_for_definitions(self.kubectl, timeout_s=_READY_S)
 
     def kubeconfig_for(self, url: str) -> Path:
         """Writes an administrator's credentials for the API server as it is reached under ``url``."""

@@ -1,4 +1,4 @@
-"""Waiting for the pods of a Deployment or a DaemonSet, and for a definition of resources.
+"""Waiting for the pods of a Deployment or a DaemonSet, and for definitions of resources.
 
 Processes: kubectl, to its ends. Threads: none.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 from tests.testcluster.api import Cluster
@@ -42,7 +43,8 @@ def wait_for_rollout(cluster: Cluster, workload: str, *, namespace: str, timeout
 
     def are_ready() -> bool:
         pods = json.loads(cluster.kubectl("get", "pods", where, f"--selector={labels}", "--output=json").stdout)
-        ready[:] = [pod["metadata"]["name"] for pod in pods["items"] if _is_ready(pod)]
+        staying = [pod for pod in pods["items"] if "deletionTimestamp" not in pod["metadata"]]
+        ready[:] = [pod["metadata"]["name"] for pod in staying if is_ready(pod)]
         return len(ready) >= wants
 
     wait_until(
@@ -53,21 +55,28 @@ def wait_for_rollout(cluster: Cluster, workload: str, *, namespace: str, timeout
     )
 
 
-def wait_for_definition(cluster: Cluster, name: str, *, timeout_s: float = 60.0) -> None:
-    """Waits until the API server serves the resources of a CustomResourceDefinition, which is there.
+def wait_for_definitions(kubectl: Callable[..., object], *names: str, timeout_s: float = 60.0) -> None:
+    """Waits until an API server serves the resources of CustomResourceDefinitions, which are there.
 
     ``kubectl wait`` alone fails at once on a definition that has no conditions yet.
 
+    Args:
+        kubectl: Runs kubectl with these words, and raises a ``ClusterError`` if it fails.
+        names: Of the definitions. None: all that there are.
+        timeout_s: How long.
+
     Raises:
-        ClusterError: It was not established in time.
+        ClusterError: They were not established in time.
     """
-    wait = ("wait", f"crd/{name}", "--for=condition=Established", "--timeout=5s")
-    wait_until(f"{name} to be established", lambda: bool(cluster.kubectl(*wait)), timeout_s=timeout_s)
+
+    def are_established() -> bool:
+        kubectl("wait", "crd", *(names or ("--all",)), "--for=condition=Established", "--timeout=5s")
+        return True
+
+    wait_until(f"{', '.join(names) or 'all definitions'} to be established", are_established, timeout_s=timeout_s)
 
 
-def _is_ready(pod: dict[str, Any]) -> bool:
-    """Whether a pod is ready, and is not being deleted."""
-    conditions = pod.get("status", {}).get("conditions", [])
-    return "deletionTimestamp" not in pod["metadata"] and any(
-        each["type"] == "Ready" and each["status"] == "True" for each in conditions
-    )
+def is_ready(pod: dict[str, Any]) -> bool:
+    """Whether a pod is ready. One that is being deleted may be."""
+    conditions = pod["status"].get("conditions", ())
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)

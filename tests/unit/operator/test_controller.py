@@ -150,9 +150,7 @@ async def test_a_sigterm_that_only_the_gang_saw_gets_the_cause_that_its_node_say
         await replica.core.reports.take(replica.core.cache.objects.pods["uid-pod-0-0"], told)
         assert (await replica.phase("Frozen"))["spec"]["cause"] == "PodDeletion"
         clock.move(1)
-        message = "node is shutting down"
-        shutdown = objects.condition("Ready", "False", reason="KubeletNotReady", message=message)
-        replica.see(kinds.NODES, objects.node(conditions=[shutdown]))
+        replica.see(kinds.NODES, objects.node(conditions=[objects.shutdown()]))
         await until(lambda: replica.preemptions[0]["spec"]["cause"] == "NodeShutdown", "the cause to be corrected")
         for _ in range(20):  # what was written is seen, and leads to no other write
             replica.watches_bring(*replica.preemptions)

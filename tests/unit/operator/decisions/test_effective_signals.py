@@ -24,7 +24,6 @@ from tests.unit.operator.fakes.objects import NOW, Body, stamp
 from tests.unit.operator.fakes.scene import Scene
 
 LABEL = "cloud.google.com/scheduled-maintenance-time"
-SHUTDOWN = objects.condition("Ready", "False", reason="KubeletNotReady", message="node is shutting down")
 TERMINATION, DISRUPTED = "karpenter.sh/nodeclaim-termination-timestamp", "karpenter.sh/disrupted"
 
 
@@ -286,7 +285,7 @@ def at(unix_s: float) -> datetime.datetime:
 
 def told_by_the_gang(scene: Scene, phase: Phase) -> None:
     """The gang reports a SIGTERM that it got at NOW, before anything is seen of why."""
-    scene.seen(kinds.NODES, objects.node(conditions=[SHUTDOWN]))
+    scene.seen(kinds.NODES, objects.node(conditions=[objects.shutdown()]))
     spec = scene.start().spec
     scene.seen(kinds.NODES, objects.node())
     about = {"cause": Cause.POD_DELETION, "signal": REPORTED_BY_GANG, "observed_at": at(NOW)}
@@ -299,7 +298,7 @@ def test_a_node_that_says_a_moment_later_that_it_shuts_down_is_why_the_gang_got_
     told_by_the_gang(scene, phase)
     assert scene.decisions() == []
     scene.clock.move(1)
-    scene.seen(kinds.NODES, objects.node(conditions=[{**SHUTDOWN, "lastTransitionTime": stamp(NOW + 1)}]))
+    scene.seen(kinds.NODES, objects.node(conditions=[objects.shutdown(NOW + 1)]))
     spec = scene.move().spec
     # Nobody is to be told of what the gang itself has reported.
     assert (spec.cause, spec.signal) == ("NodeShutdown", REPORTED_BY_GANG)
@@ -309,12 +308,8 @@ def test_a_node_that_says_a_moment_later_that_it_shuts_down_is_why_the_gang_got_
 @pytest.mark.parametrize(
     "node",
     [
-        pytest.param(
-            objects.node(conditions=[{**SHUTDOWN, "lastTransitionTime": stamp(NOW + 5)}]), id="a shutdown that is later"
-        ),
-        pytest.param(
-            objects.node(conditions=[{**SHUTDOWN, "lastTransitionTime": stamp(NOW - 50)}]), id="one long before"
-        ),
+        pytest.param(objects.node(conditions=[objects.shutdown(NOW + 5)]), id="a shutdown that is later"),
+        pytest.param(objects.node(conditions=[objects.shutdown(NOW - 50)]), id="one long before"),
         pytest.param(maintenance(NOW + 900), id="what may still be called off"),
     ],
 )

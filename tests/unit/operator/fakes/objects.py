@@ -105,6 +105,11 @@ def condition(type: str, status: str = "True", *, reason: str = "", message: str
     return {"type": type, "status": status, "reason": reason, "message": message, "lastTransitionTime": stamp(at)}
 
 
+def shutdown(at: float = NOW) -> Body:
+    """The condition that a kubelet writes when its node shuts down."""
+    return condition("Ready", "False", reason="KubeletNotReady", message="node is shutting down", at=at)
+
+
 def _deleted(at: float | None) -> Body:
     """What the API server writes into an object without a grace period of its own."""
     return {} if at is None else {"deletionTimestamp": stamp(at), "deletionGracePeriodSeconds": 0}

@@ -87,7 +87,6 @@ UPCOMING = {
     "window_end_time": stamp(NOW + 5400),
 }
 CAMEL = {"maintenanceStatus": "PENDING", "windowStartTime": stamp(NOW + 1800)}
-SHUTDOWN = objects.condition("Ready", "False", reason="KubeletNotReady", message="node is shutting down")
 LIMITED_JOB = objects.job() | {
     "spec": {"activeDeadlineSeconds": 3000},
     "status": {"startTime": stamp(NOW - 600)},
@@ -249,7 +248,7 @@ CASES = [
     by_taint("node-unreachable", "node.kubernetes.io/unreachable", Cause.NODE_LOST, LIKELY, True, 300, "NoExecute"),
     on_node(
         "node-shutdown",
-        objects.node(conditions=[SHUTDOWN]),
+        objects.node(conditions=[objects.shutdown()]),
         Cause.NODE_SHUTDOWN,
         SURE,
         False,
@@ -601,8 +600,8 @@ def maintenance(at: float) -> Body:
         ),
         pytest.param(maintenance(NOW + 600), maintenance(NOW + 900), id="a maintenance that was moved"),
         pytest.param(
-            objects.node(conditions=[SHUTDOWN]),
-            objects.node(conditions=[SHUTDOWN | {"lastTransitionTime": stamp(NOW + 9)}]),
+            objects.node(conditions=[objects.shutdown()]),
+            objects.node(conditions=[objects.shutdown(NOW + 9)]),
             id="a condition that came again",
         ),
         pytest.param(aks("Freeze"), aks("Preempt"), id="another event"),
@@ -652,7 +651,7 @@ def owned(body: Body, path: list[str], at: float) -> Body:
             id="a label: the same",
         ),
         pytest.param(On.NODE, maintenance(NOW + 600), None, id="a label of no known owner"),
-        pytest.param(On.NODE, objects.node(conditions=[SHUTDOWN]), NOW, id="a condition: its transition"),
+        pytest.param(On.NODE, objects.node(conditions=[objects.shutdown()]), NOW, id="a condition: its transition"),
         pytest.param(
             On.POD, objects.pod(deleting_at=NOW + 20, grace_s=30), NOW - 10, id="a deletion, without the grace period"
         ),
@@ -722,7 +721,7 @@ def test_a_label_was_set_by_the_last_write_of_its_owners() -> None:
     [
         pytest.param(objects.node(taints=[objects.taint(added_at=NOW - 5)]), True, id="a taint that tells it"),
         pytest.param(objects.node(taints=[objects.taint()], written_at=NOW - 7), False, id="a taint that does not"),
-        pytest.param(objects.node(conditions=[SHUTDOWN]), True, id="a condition"),
+        pytest.param(objects.node(conditions=[objects.shutdown()]), True, id="a condition"),
     ],
 )
 def test_a_mark_says_whether_its_beginning_is_known(node: Body, exact: bool) -> None:

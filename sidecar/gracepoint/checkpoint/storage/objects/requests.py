@@ -178,8 +178,8 @@ class _RangeStream:
                     raise Unreachable(f"{self._api.url(self._key)}: the reply ended early")
             except (Unreachable, Transient):
                 self.close()
-                wait_s, now_s, since_break = pauses.next_s(), time.monotonic(), 0
-                broken_s = min(broken_s, now_s)
+                wait_s, now_s = pauses.next_s(), time.monotonic()
+                broken_s, since_break = min(broken_s, now_s), 0
                 if limit is None and now_s + wait_s > broken_s + patience_s:
                     raise
                 wait(wait_s, limit or _nothing)
